@@ -158,16 +158,16 @@ class MissingDependencyError(RoundoffError, ImportError):
 
 
 class RecordError(RoundoffError, ValueError):
-    """A recorded file is unreadable or violates its schema; names the file and the field.
+    """A recorded file is no record, lacks what is asked for, or cannot hold what is measured.
 
     Examples
     --------
-    >>> from roundoff.record import read_record
+    >>> from roundoff.record import read_table
     >>> try:
-    ...     read_record("nowhere/machine.json")
+    ...     read_table("plot_gemm_fusion", "nvidia-h200", "prices", ["case"])
     ... except ValueError as error:
     ...     print(error.message)
-    nowhere/machine.json: not a readable JSON file
+    plot_gemm_fusion on nvidia-h200 has no such table or column
     """
 
 

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import argparse
 import builtins
+import math
 import os
 import sys
-import tempfile
-from collections.abc import Callable, Collection, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from configparser import ConfigParser
 from typing import Any, NoReturn
 
-from .arguments import check_text
 from .errors import ArgumentError
 
 __all__ = ["get_parsed_args", "unit_test_going", "usage_error"]
-
-_TRUE = {"1", "true", "yes", "on"}
-_FALSE = {"", "0", "false", "no", "off"}
 
 
 def unit_test_going() -> bool:
@@ -36,12 +32,11 @@ def unit_test_going() -> bool:
     ...     unit_test_going()
     True
     """
-    value = os.environ.get("UNITTEST_GOING", "").strip().lower()
-    if value in _TRUE:
-        return True
-    if value in _FALSE:
-        return False
-    raise ArgumentError("UNITTEST_GOING is not understood", got=value, expected="1 or 0")
+    value = os.environ.get("UNITTEST_GOING") or "0"
+    try:
+        return ConfigParser.BOOLEAN_STATES[value.lower()]
+    except KeyError as error:
+        raise ArgumentError("UNITTEST_GOING", got=value, expected="1 or 0") from error
 
 
 def get_parsed_args(
@@ -63,9 +58,9 @@ def get_parsed_args(
         notebook, where it belongs to somebody else.
     **options
         ``name=default``, ``name=(default, help)`` or ``name=(default, help, allowed)``. A value
-        keeps the type of the default (a bool reads 1, 0, true, false …; ``None`` stands for an
-        optional string). *allowed* is for a number its least value, or a pair of its least and its
-        largest value; for a string the list of its values. The default is always allowed.
+        keeps the type of the default; ``None`` stands for an optional string, and a bool is set by
+        ``--name`` or ``--no-name``. *allowed* is for a number its least value, or a pair of its
+        least and its largest value; for a string the list of its values.
 
     Returns
     -------
@@ -75,11 +70,8 @@ def get_parsed_args(
 
     Raises
     ------
-    ArgumentError
-        When *allowed* does not fit the type of an option, or another argument is not as above. A
-        bad command line is not an exception: it prints a message and ends the process with status
-        2, as every command does. A value that is not allowed, ``--second`` without ``--record`` and
-        a ``--record`` whose folder cannot be written are bad command lines.
+    SystemExit
+        With status 2, after a message: on a bad command line.
 
     Examples
     --------
@@ -91,29 +83,28 @@ def get_parsed_args(
     >>> get_parsed_args("plot_x", argv=["--record", "--second"], **options).second
     True
     """
-    check_text("name", name)
-    if not isinstance(description, (str, type(None))):
-        raise ArgumentError("description", got=repr(description), expected="a text")
-    parser = argparse.ArgumentParser(prog=name, description=description)
-    readers = {}
+    parser = argparse.ArgumentParser(
+        prog=name,
+        description=description,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
     for option, value in options.items():
-        default, text, *allowed = _parts_of(option, value)
-        wanted = _wanted(option, default, allowed[0]) if allowed else ""
-        readers[option] = _reader(default, allowed[0], wanted) if allowed else _type_of(default)
-        shown = f"{wanted}; default: {default}" if wanted else f"default: {default}"
-        parser.add_argument(
-            f"--{option}",
-            default=default,
-            type=readers[option],
-            help=f"{text} ({shown})".strip().replace("%", "%%"),
-            metavar=option.upper(),
-        )
+        default, text, *allowed = value if isinstance(value, tuple) else (value, "")
+        kind: Any = str if default is None else type(default)
+        if kind is bool:
+            how: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
+        elif allowed and kind in (int, float):
+            limits = allowed[0] if isinstance(allowed[0], tuple) else allowed
+            how = {"type": _within(kind, *limits)}
+        else:
+            how = {"type": kind, "choices": allowed[0] if allowed else None}
+        parser.add_argument(f"--{option}", default=default, help=text.replace("%", "%%"), **how)
     parser.add_argument(
         "--record",
         nargs="?",
         const="",
         metavar="FOLDER",
-        help="keep the tables as FOLDER/<page>/<machine>.json (default folder: the package's own)",
+        help="keep the tables as FOLDER/<page>/<machine>.json (without FOLDER: in the package)",
     )
     parser.add_argument(
         "--second",
@@ -123,51 +114,29 @@ def get_parsed_args(
     parser.add_argument(
         "--commit", metavar="HASH", help="commit of this code, where git cannot tell"
     )
-    if argv is None:
-        argv = [] if _is_notebook() else sys.argv[1:]
-    if isinstance(argv, str) or not all(isinstance(word, str) for word in _listed(argv)):
-        raise ArgumentError("argv", got=repr(argv)[:80], expected="a list of words")
-    args = parser.parse_args(list(argv))
-    for option in options:
-        if getattr(args, option) == []:  # argparse before Python 3.13: --name=-- loses its value
-            if readers[option] is not str:
-                parser.error(f"argument --{option}: got '--', expected a value")
-            setattr(args, option, "--")
+    if argv is None and hasattr(builtins, "__IPYTHON__"):  # the mark of IPython and Jupyter
+        argv = []
+    args = parser.parse_args(argv)
     if args.second and args.record is None:
         parser.error("--second keeps times in a record: expected --record beside it")
-    if args.record is not None:
-        # A run may take hours: what cannot be kept is not measured.
-        folder = Path(args.record) if args.record else Path(__file__).parent / "recorded"
-        reason = _why_not_writable(folder / name)
-        if reason:
-            parser.error(f"argument --record: got {folder}, expected a folder to write: {reason}")
     return args
 
 
-def _listed(argv: Any) -> list[Any]:
-    return list(argv) if isinstance(argv, Sequence) else [None]
+def _within(kind: type, least: float, most: float = math.inf) -> Callable[[str], Any]:
+    """What reads a number, and refuses one that is out of its range."""
 
+    def read(text: str) -> Any:
+        value = kind(text)
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"got {text}, expected {least} to {most}")
+        return value
 
-def _parts_of(option: str, value: Any) -> tuple[Any, ...]:
-    """Default, help and perhaps what is allowed."""
-    parts = value if isinstance(value, tuple) else (value, "")
-    if option in ("record", "second", "commit", "help"):
-        raise ArgumentError(
-            "an option that every page has", got=f"--{option}", expected="another name"
-        )
-    kinds = (str, Path, bool, int, float, type(None))
-    if len(parts) not in (2, 3) or not isinstance(parts[0], kinds) or not isinstance(parts[1], str):
-        raise ArgumentError(
-            f"option {option}",
-            got=repr(value)[:80],
-            expected="a default (text, number, bool or None), (default, help) or "
-            "(default, help, allowed)",
-        )
-    return parts
+    read.__name__ = kind.__name__  # argparse names it where a value has another type
+    return read
 
 
 def usage_error(name: str, message: str) -> NoReturn:
-    """End a script with a clear message and status 2; raise where there is no command line.
+    """End a script with a message and status 2, as argparse does for a bad command line.
 
     Parameters
     ----------
@@ -175,13 +144,6 @@ def usage_error(name: str, message: str) -> NoReturn:
         Name of the page.
     message : str
         What is wrong with which option, and what would be right.
-
-    Raises
-    ------
-    ArgumentError
-        In a notebook.
-    SystemExit
-        With status 2, in a script.
 
     Examples
     --------
@@ -192,76 +154,5 @@ def usage_error(name: str, message: str) -> NoReturn:
     ...     print(end)
     2
     """
-    if _is_notebook():
-        raise ArgumentError(message)
     print(f"{name}: error: {message}", file=sys.stderr)
     raise SystemExit(2)
-
-
-def _is_notebook() -> bool:
-    return hasattr(builtins, "__IPYTHON__")  # the mark of IPython and Jupyter
-
-
-def _boolean(text: str) -> bool:
-    value = text.strip().lower()
-    if value not in _TRUE | _FALSE:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false (1 or 0)")
-    return value in _TRUE
-
-
-def _type_of(default: Any) -> Any:
-    if default is None or isinstance(default, (str, Path)):
-        return str
-    return _boolean if isinstance(default, bool) else type(default)
-
-
-def _wanted(option: str, default: Any, allowed: Any) -> str:
-    """What an option takes, in words; an error where that does not fit the type of its default."""
-    is_number = isinstance(default, (int, float)) and not isinstance(default, bool)
-    if is_number and isinstance(allowed, (int, float)):
-        return f"at least {allowed}"
-    is_pair = isinstance(allowed, tuple) and len(allowed) == 2
-    is_pair = is_pair and all(isinstance(limit, (int, float)) for limit in allowed)
-    if is_number and is_pair and allowed[0] <= allowed[1]:
-        return f"{allowed[0]} to {allowed[1]}"
-    texts = isinstance(allowed, Collection) and all(isinstance(text, str) for text in allowed)
-    if isinstance(default, str) and texts and not isinstance(allowed, str):
-        return f"one of {', '.join(allowed)}"
-    raise ArgumentError(
-        f"what --{option} takes does not fit its default {default!r}",
-        got=allowed,
-        expected="a least number or a pair of numbers for a number, a list for a string",
-    )
-
-
-def _reader(default: Any, allowed: Any, wanted: str) -> Callable[[str], Any]:
-    """What reads a value and refuses one that is not allowed."""
-    kind = _type_of(default)
-
-    def read(text: str) -> Any:
-        value = kind(text)
-        if isinstance(value, str):
-            fits = value in allowed
-        else:
-            least, most = allowed if isinstance(allowed, tuple) else (allowed, float("inf"))
-            fits = least <= value <= most  # nan is nowhere
-        if not fits and value != default:
-            raise argparse.ArgumentTypeError(f"got {text}, expected {wanted}")
-        return value
-
-    read.__name__ = kind.__name__  # argparse names it where a value has another type
-    return read
-
-
-def _why_not_writable(folder: Path) -> str | None:
-    """Why no file can be made in a folder, which need not exist yet; None where one can."""
-    if "\0" in str(folder):
-        return "a path has no NUL"
-    place = folder.absolute()
-    while not os.path.lexists(place):
-        place = place.parent
-    try:
-        with tempfile.TemporaryFile(dir=place):
-            return None
-    except OSError as error:
-        return f"{place}: {error.strerror}"

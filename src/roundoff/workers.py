@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import multiprocessing.connection
 import os
 import pickle
 import signal
@@ -18,15 +17,16 @@ import threading
 import time
 import traceback
 import types
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from multiprocessing import connection
 from multiprocessing.connection import Connection
 from typing import Any
+from unittest import mock
 
 import cloudpickle
 
-from .arguments import check_mapping, check_number, check_text, check_whole
+from .arguments import check_number, check_whole
 from .errors import ArgumentError, UnsupportedError, WorkerError
 
 __all__ = ["Workers"]
@@ -36,16 +36,14 @@ _PRELOADED = ["numpy", "torch", "torch.distributed", "roundoff.reductions"]
 #: Its environment. What is imported may ask for GPUs: asked through the driver, no fork could use
 #: one.
 _VARIABLES = {"OMP_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-_IDLE_S = 20.0  # that workers wait for work before they end
-_GRACE_S = 0.5  # after an error of one rank, for the death of another that caused it
 
 
 class Workers:
     """Up to *count* ranks of ``torch.distributed``, a process each.
 
     They start with the first :meth:`map` and wait for the next. They end with :meth:`close`, when
-    this process ends or drops the object, after 20 s without work, after any failure, and where a
-    :meth:`map` has another number of ranks. The next :meth:`map` starts new ones.
+    this process ends or drops the object, after any failure, and where a :meth:`map` has another
+    number of ranks. The next :meth:`map` starts new ones.
 
     Parameters
     ----------
@@ -63,9 +61,9 @@ class Workers:
     Raises
     ------
     ArgumentError
-        When *count* or *limit_s* is out of range, or another argument is not as above.
+        When *count* or *limit_s* is out of range.
     UnsupportedError
-        When processes cannot fork here, or torch lacks the backend.
+        When torch lacks the backend.
 
     Examples
     --------
@@ -90,20 +88,13 @@ class Workers:
     ) -> None:
         import torch.distributed as dist
 
-        check_whole("count", count, 1)
-        check_number("limit_s", limit_s, above=0, finite=False)
-        check_text("backend", backend)
-        for name, value in check_mapping("environment", environment or {}).items():
-            if not isinstance(value, str):
-                raise ArgumentError(f"variable {name}", got=repr(value), expected="a text")
-        if not hasattr(os, "fork") or not dist.is_available():
-            raise UnsupportedError("workers need fork and torch.distributed", got=sys.platform)
+        self.count = check_whole("count", count, 1)
+        self.limit_s = check_number("limit_s", limit_s, above=0)
+        self.environment = dict(environment or {})
         if not dist.is_backend_available(backend):
             raise UnsupportedError("this build of torch lacks a backend", got=backend)
-        self.count, self.backend = count, backend
-        self.limit_s = limit_s
-        self.environment = dict(environment or {})
-        self._group: _Group | None = None
+        self.backend = backend
+        self._ranks: list[tuple[Any, Connection]] = []
 
     def map(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
         """Call *function* once in each of ``len(items)`` ranks, each with its item.
@@ -128,39 +119,36 @@ class Workers:
             A worker raised, died, could not reach the others, or the time was up. All workers have
             ended then.
         """
-        if isinstance(items, str) or not isinstance(items, Sequence):
-            raise ArgumentError("items", got=repr(items)[:80], expected="a list, an item a rank")
+        deadline = time.monotonic() + self.limit_s
         if not 1 <= len(items) <= self.count:
             raise ArgumentError("items", got=len(items), expected=f"1 to {self.count}, one a rank")
-        if not isinstance(function, types.FunctionType):
-            raise ArgumentError(
-                "function", got=type(function).__name__, expected="a plain function"
-            )
         try:
             tasks = [cloudpickle.dumps((function, item)) for item in items]
         except (pickle.PicklingError, TypeError, AttributeError) as error:
             raise ArgumentError(
-                f"{function.__name__} or an item cannot be sent",
+                "the function or an item cannot be sent",
                 got=str(error),
                 expected="what cloudpickle sends",
             ) from error
-        deadline = time.monotonic() + self.limit_s
         try:
-            if self._group is None or not self._group.fits(len(tasks)):
+            if len(self._ranks) != len(tasks):
                 self.close()
-                self._group = _Group(self, len(tasks))
-            results = self._group.call(tasks, self.limit_s, deadline)
+                self._start(len(tasks))
+            for (_, pipe), task in zip(self._ranks, tasks, strict=True):
+                with contextlib.suppress(OSError):  # it died: its pipe says so below
+                    pipe.send_bytes(task)
+            return self._results(deadline)
         except BaseException:  # an interrupt, too
             self.close()
             raise
-        self._group.end_after(_IDLE_S)
-        return results
 
     def close(self) -> None:
         """End the workers; nothing happens where there are none."""
-        group, self._group = self._group, None
-        if group is not None:
-            group.end()
+        for process, pipe in self._ranks:
+            process.kill()
+            process.join()
+            pipe.close()
+        self._ranks = []
 
     def __enter__(self) -> Workers:
         return self
@@ -168,145 +156,79 @@ class Workers:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-
-class _Group:
-    """Workers that run: a process and a pipe for each, and a clock."""
-
-    def __init__(self, workers: Workers, ranks: int) -> None:
+    def _start(self, ranks: int) -> None:
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-        self.processes: list[Any] = []
-        self.pipes: list[Connection] = []
-        self.end = weakref.finalize(self, _end, self.processes, self.pipes)
-        self.timer: threading.Timer | None = None
-        try:
-            self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-            context = multiprocessing.get_context("forkserver")
-            context.set_forkserver_preload(_PRELOADED)
-            options = {
-                "backend": workers.backend,
-                "count": workers.count,
-                "environment": workers.environment,
-                "limit_s": workers.limit_s,
-                "port": self.store.port,
-            }
-            with _starting():
-                for rank in range(ranks):
-                    ours, theirs = context.Pipe()
-                    arguments = (rank, ranks, theirs, options)
-                    process = context.Process(target=_work, args=arguments, daemon=True)
-                    process.start()
-                    theirs.close()
-                    self.processes.append(process)
-                    self.pipes.append(ours)
-        except (OSError, RuntimeError, EOFError) as error:
-            raise WorkerError("the workers cannot start", got=str(error)) from error
+        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        options = {
+            "backend": self.backend,
+            "count": self.count,
+            "environment": self.environment,
+            "limit_s": self.limit_s,
+            "port": self._store.port,
+        }
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(_PRELOADED)
+        with _without_page():
+            for rank in range(ranks):
+                ours, theirs = context.Pipe()
+                process = context.Process(
+                    target=_work, args=(rank, ranks, theirs, options), daemon=True
+                )
+                process.start()
+                theirs.close()  # so that ours says when the process has ended
+                self._ranks.append((process, ours))
 
-    def fits(self, ranks: int) -> bool:
-        """Whether so many workers run."""
-        return len(self.processes) == ranks and all(p.is_alive() for p in self.processes)
-
-    def end_after(self, seconds: float) -> None:
-        """End the workers later, unless something else is to happen before."""
-        self._after(seconds, self.end)
-
-    def call(self, tasks: Sequence[bytes], limit_s: float, deadline: float) -> list[Any]:
-        """Send each rank its task, and collect the results."""
-        # Pipes that break wake the thread that waits.
-        processes = self.processes
-        self._after(max(deadline - time.monotonic(), 0), lambda: _kill(processes))
+    def _results(self, deadline: float) -> list[Any]:
         results: dict[int, Any] = {}
-        failed: dict[int, str | None] = {}
-        for rank, task in enumerate(tasks):
-            with contextlib.suppress(OSError):  # it ended: seen below
-                self.pipes[rank].send_bytes(task)
-        waiting = {pipe: rank for rank, pipe in enumerate(self.pipes)}
-        until = None
-        while waiting and (until is None or time.monotonic() < until):
-            grace = None if until is None else max(until - time.monotonic(), 0)
-            for end in multiprocessing.connection.wait(list(waiting), grace):
-                rank = waiting.pop(end)  # type: ignore[call-overload]
+        waiting: dict[Any, int] = {pipe: rank for rank, (_, pipe) in enumerate(self._ranks)}
+        while waiting:
+            answered: list[Any] = connection.wait(list(waiting), deadline - time.monotonic())
+            if not answered:
+                raise WorkerError(
+                    "the workers took too long",
+                    got=f"more than {self.limit_s:g} s",
+                    hint="a larger limit_s, where no rank waits for one that has left",
+                )
+            failure = None
+            for pipe in answered:
+                rank = waiting.pop(pipe)
                 try:
-                    right, result = pickle.loads(self.pipes[rank].recv_bytes())  # noqa: S301
-                except (EOFError, OSError):
-                    right, result = False, None
-                (results if right else failed)[rank] = result
-            if failed and until is None:
-                until = time.monotonic() + _GRACE_S
-        if not failed:
-            return [results[rank] for rank in range(len(tasks))]
-        if time.monotonic() >= deadline:
-            raise WorkerError(
-                "the workers took too long",
-                got=f"more than {limit_s:g} s",
-                hint="a larger limit_s, where no rank waits for one that has left",
-            )
-        raise _failure(failed)
-
-    def _after(self, seconds: float, then: Callable[[], object]) -> None:
-        if self.timer is not None:
-            self.timer.cancel()
-        # The clock may not keep these workers alive: neither function holds them.
-        self.timer = threading.Timer(seconds, then)
-        self.timer.daemon = True
-        self.timer.start()
+                    results[rank], words = pickle.loads(pipe.recv_bytes())  # noqa: S301
+                except (EOFError, OSError) as error:  # which is why others fail
+                    raise WorkerError(f"the worker of rank {rank} died", got="no result") from error
+                if words:
+                    failed = f"the worker of rank {rank} failed"
+                    failure = WorkerError(failed, got=words.splitlines()[-1])
+                    failure.add_note(words)
+            if failure:
+                raise failure
+        return [results[rank] for rank in range(len(results))]
 
 
 @contextlib.contextmanager
-def _starting() -> Iterator[None]:
+def _without_page() -> Iterator[None]:
     """While processes start: with our variables, and without the page.
 
     Multiprocessing would run the page again in each. It also tells each the method by which this
     process was started, which a build by joblib makes one that no other process knows.
     """
-    before = {name: os.environ.get(name) for name in _VARIABLES}
     page, sys.modules["__main__"] = sys.modules["__main__"], types.ModuleType("__main__")
     method = multiprocessing.get_start_method(allow_none=True)
-    os.environ.update(_VARIABLES)
     multiprocessing.set_start_method("forkserver", force=True)
     try:
-        yield
+        with mock.patch.dict(os.environ, _VARIABLES):
+            yield
     finally:
         multiprocessing.set_start_method(method, force=True)
         sys.modules["__main__"] = page
-        for name, value in before.items():
-            os.environ.pop(name)
-            if value is not None:
-                os.environ[name] = value
-
-
-def _failure(failed: Mapping[int, str | None]) -> WorkerError:
-    """What went wrong; *failed* has what a rank said, or None where it died."""
-    # A rank that died is why the others complain; an error that is not of the network, too.
-    died = [rank for rank, words in failed.items() if words is None]
-    if died:
-        return WorkerError(f"the worker of rank {died[0]} died", got="no result")
-    rank, words = min(
-        failed.items(), key=lambda pair: ("Connection closed" in str(pair[1]), pair[0])
-    )
-    error = WorkerError(f"the worker of rank {rank} failed", got=str(words).splitlines()[-1])
-    error.add_note(str(words))
-    return error
-
-
-def _kill(processes: Sequence[Any]) -> None:
-    for process in processes:
-        process.kill()
-
-
-def _end(processes: Sequence[Any], pipes: Sequence[Connection]) -> None:
-    _kill(processes)
-    for process in processes:
-        process.join()
-    for pipe in pipes:
-        pipe.close()
 
 
 # --- the other side
 
 
 def _work(rank: int, ranks: int, pipe: Connection, options: Mapping[str, Any]) -> None:
-    """One worker: calls what it is sent until the pipe is closed."""
+    """One worker: joins the others, and calls what it is sent until the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the page's to answer
     threading.Thread(target=_end_with_parent, daemon=True).start()
     joined = False
@@ -320,9 +242,9 @@ def _work(rank: int, ranks: int, pipe: Connection, options: Mapping[str, Any]) -
                 _join(rank, ranks, options)
                 joined = True
             function, item = pickle.loads(task)  # noqa: S301  from the process that started this
-            reply = pickle.dumps((True, function(item)))
+            reply = pickle.dumps((function(item), ""))
         except BaseException:
-            reply = pickle.dumps((False, traceback.format_exc().strip()))
+            reply = pickle.dumps((None, traceback.format_exc().strip()))
         pipe.send_bytes(reply)
 
 
@@ -340,20 +262,20 @@ def _join(rank: int, ranks: int, options: Mapping[str, Any]) -> None:
 
     os.environ.update(options["environment"])
     torch.set_num_threads(1)
-    more: dict[str, Any] = {}
+    device = None
     if options["backend"] == "gloo" and sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     if options["backend"] == "nccl":
         host, gpu = divmod(rank, torch.cuda.device_count())
         if options["count"] > torch.cuda.device_count():
             os.environ["NCCL_HOSTID"] = f"roundoff-{os.getppid()}-{host}"
-        torch.cuda.set_device(gpu)
-        more["device_id"] = torch.device("cuda", gpu)
+        device = torch.device("cuda", gpu)
+        torch.cuda.set_device(device)
     dist.init_process_group(
         options["backend"],
         store=TCPStore("127.0.0.1", options["port"], is_master=False),
         rank=rank,
         world_size=ranks,
         timeout=timedelta(seconds=options["limit_s"]),
-        **more,
+        device_id=device,
     )

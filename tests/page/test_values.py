@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from roundoff.page import StudyError
+from roundoff.errors import ArgumentError
 from roundoff.page.measurement import Study
 from roundoff.page.values import UNDECIDED, Value
 from roundoff.record import RECORDED, read_record, write_record
@@ -48,14 +48,20 @@ def test_a_value_is_a_number_of_chosen_rows_with_its_verdict() -> None:
     ("statistic", "where", "said"),
     [
         ("results", {}, "no single finite number"),
-        ("nothing", {}, "value v cannot be evaluated: got KeyError"),
-        (lambda t: float("nan"), {}, "no value for v"),
-        (lambda t: (1.0, 2.0), {}, "expected a number, low, high"),
+        (lambda t: [], {}, "not enough values"),
+        (lambda t: float("nan"), {}, "no single finite number"),
+        (lambda t: (1.0, 2.0), {}, "not enough values"),
     ],
 )
-def test_what_gives_no_number_is_named(statistic: Any, where: dict, said: str) -> None:
-    with pytest.raises(StudyError, match=said):
+def test_what_gives_no_number_is_refused(statistic: Any, where: dict, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
         value(statistic, where=where).measure({"t": ROWS})
+
+
+@pytest.mark.parametrize("given", [1, "yes", [], [True, 2]])
+def test_what_gives_no_verdict_is_refused(given: Any) -> None:
+    with pytest.raises(ArgumentError, match="no verdict"):
+        value(test=lambda v: given).judge([{"t": ROWS}])
 
 
 @pytest.mark.parametrize(
@@ -85,8 +91,10 @@ def test_two_runs_must_agree() -> None:
 
 
 def test_a_comparison_has_an_interval_and_a_name_of_its_own() -> None:
-    with pytest.raises(StudyError, match="value v compares: got no interval"):
+    with pytest.raises(AssertionError):
         value("ratio", words=("faster", "slower")).judge([{"t": ROWS}])
+    with pytest.raises(ArgumentError, match="neither test= nor words="):
+        Value("v", "a number", "t", "ratio")
     with pytest.raises(ValueError, match="two values of one name: time"):
         study().value("time", "", "t", "ratio", **COMPARED)
 
@@ -200,6 +208,8 @@ def test_one_table_is_measured_alone_and_the_values_follow(steady: dict, tmp_pat
         (["--only", "nothing"], "feed", "--only: got nothing, expected some of t, u"),
         (["--record", "new", "--second"], "feed", "expected a first run"),
         (["--record", "kept", "--second", "--only", "u"], "feed", "a table with times"),
+        (["--record", "file/below"], "feed", "--record: expected a folder to write"),
+        (["--record", "dangling"], "feed", "--record: expected a folder to write"),
         (["--record", "kept", "--second"], "beef", "expected feed, which measured t"),
     ],
 )
@@ -207,6 +217,8 @@ def test_what_cannot_be_kept_is_not_measured(
     steady: dict, words: list[str], commit: str, said: str, capsys: pytest.CaptureFixture
 ) -> None:
     study().main(["--record", "kept"])
+    Path("file").touch()
+    Path("dangling").symlink_to("nowhere/at/all")
 
     def refuse(args: Any) -> None:
         raise AssertionError("measured")

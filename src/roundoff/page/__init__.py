@@ -5,12 +5,11 @@ were measured in, and defines the values that a page may print.
 """
 
 from .style import DARK, PALETTE, use_style
-from .values import StudyError, choose
+from .values import choose
 
 __all__ = [
     "DARK",
     "PALETTE",
-    "StudyError",
     "choose",
     "use_style",
 ]

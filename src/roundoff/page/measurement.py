@@ -7,6 +7,7 @@ which number of which rows a page may print, and what would make its sentence fa
 from __future__ import annotations
 
 import sys
+import tempfile
 import time
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
@@ -15,18 +16,9 @@ from typing import Any
 
 import pandas as pd
 
-from ..arguments import check_text
 from ..environment import environment, machine_name
 from ..errors import ArgumentError
-from ..record import (
-    RECORDED,
-    Record,
-    check_record,
-    read_record,
-    read_records,
-    write_record,
-    write_values,
-)
+from ..record import RECORDED, Record, read_record, write_record, write_values
 from ..script import get_parsed_args, usage_error
 from .values import Value
 
@@ -62,8 +54,6 @@ class Study:
     """
 
     def __init__(self, page: str, about: str | None = None, *, on: str, **options: Any) -> None:
-        check_text("page", page)
-        check_text("on", on)
         self.page, self.about, self.on, self.options = page, about, on, options
         self.values: list[Value] = []
         self.tables: dict[str, Rows] = {}
@@ -85,13 +75,7 @@ class Study:
             Columns that a second run keeps beside the first's: times, and what changes with them.
         """
 
-        check_text("part", part)
-        if isinstance(times, str) or not isinstance(times, Sequence):
-            raise ArgumentError("times", got=repr(times)[:80], expected="a list of columns")
-
         def add(rows: Rows) -> Rows:
-            if not callable(rows):
-                raise ArgumentError("a table", got=repr(rows)[:80], expected="a function")
             table = name or rows.__name__
             self.tables[table], self.parts[table] = rows, part
             if times:
@@ -112,16 +96,17 @@ class Study:
         self.values.append(Value(name, about, of, statistic, on=on or self.on, **options))
 
     def evaluate(self, record: Record) -> dict[str, dict[str, Any]]:
-        """Every value that the record has rows for, by name.
-
-        Raises
-        ------
-        StudyError
-            When a value has no single number, or its test no verdict: names value and machine.
-        """
-        check_record(record)
-        entries = {value.name: value.entry(record) for value in self.values}
-        return {name: entry for name, entry in entries.items() if entry is not None}
+        """Every value that the record has rows for, by name."""
+        entries = {}
+        for value in self.values:
+            try:
+                entry = value.entry(record)
+            except Exception as error:
+                error.add_note(f"value {value.name} of {record.page} on {record.machine}")
+                raise
+            if entry is not None:
+                entries[value.name] = entry
+        return entries
 
     def main(self, argv: Sequence[str] | None = None) -> None:
         """Measure, print and save the tables; with ``--record`` keep them with their values.
@@ -129,13 +114,10 @@ class Study:
         Folder, commit and first run are checked before anything is measured. ``--values``
         evaluates the values of the records again and measures nothing.
         """
-        if argv is not None and (isinstance(argv, str) or not isinstance(argv, Sequence)):
-            raise ArgumentError("argv", got=repr(argv)[:80], expected="a list of words")
-        given = list(sys.argv[1:] if argv is None else argv)
         args = get_parsed_args(
             self.page,
             self.about,
-            argv=["--values=1" if word == "--values" else word for word in given],
+            argv=argv,
             only=("", f"tables to measure, of {', '.join(self.tables)}; by default all"),
             values=(False, "evaluate the values of the records again, and measure nothing"),
             **self.options,
@@ -146,30 +128,23 @@ class Study:
                 self.page,
                 f"--only: got {', '.join(unknown)}, expected some of {', '.join(self.tables)}",
             )
-        folder = Path(args.record or RECORDED)
+        folder = Path(args.record or RECORDED) / self.page
         if args.values:
-            for record in read_records(self.page, folder):
-                path = folder / self.page / f"{record.machine}.json"
-                found = self.evaluate(record)
-                if gone := sorted(set(record.values) - set(found)):
-                    print(f"{record.machine} has these values no more: {', '.join(gone)}")
-                print(f"values: {write_values(path, found)}")
+            for path in sorted(folder.glob("*.json")):
+                print(f"values: {write_values(path, self.evaluate(read_record(path)))}")
             return
         env = environment(args.commit)
-        if args.record is not None:
-            self._check(args, folder, env, names)
-        tables = self._measure(args, names)
         if args.record is None:
-            self._show(tables)
-            print(f"\nThis machine's name in a record is {machine_name(dict(env))}.")
+            self._show(self._measure(args, names))
+            print(f"\nThis machine's name in a record is {machine_name(env)}.")
             return
-        options = {name: getattr(args, name) for name in self.options}
+        self._check(args, folder, env, names)
         path = write_record(
-            folder,
+            folder.parent,
             self.page,
-            tables,
+            self._measure(args, names),
             env,
-            options,
+            {name: getattr(args, name) for name in self.options},
             parts=self.parts,
             times=self.times,
             second=args.second,
@@ -178,9 +153,14 @@ class Study:
         write_values(path, self.evaluate(read_record(path)))
 
     def _check(
-        self, args: Namespace, folder: Path, env: Mapping[str, Any], names: Sequence[str]
+        self, args: Namespace, folder: Path, env: dict[str, Any], names: Sequence[str]
     ) -> None:
         """What would refuse the record, before hours are spent on it."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+        except OSError as error:
+            usage_error(self.page, f"--record: expected a folder to write: {error}")
         commit = env["commit"]
         if args.record == "" and str(commit).endswith("+"):
             usage_error(
@@ -189,32 +169,26 @@ class Study:
                 "record names the commit that ran: commit them first, or keep it elsewhere with "
                 "--record FOLDER",
             )
-        if not args.second:
-            return
-        path = folder / self.page / f"{machine_name(dict(env))}.json"
-        timed = [name for name in names if name in self.times]
-        if not path.exists() or not timed:
-            missing = "a table with times" if path.exists() else f"a first run, {path}"
-            usage_error(self.page, f"--second keeps times beside a first run's: expected {missing}")
-        first = read_record(path)
-        for name in timed:
-            before = first.provenance[name].commit if name in first.provenance else commit
-            if before and commit and before != commit:
+        if args.second:
+            path = folder / f"{machine_name(env)}.json"
+            runs = read_record(path).provenance if path.exists() else {}
+            timed = [name for name in names if name in self.times and name in runs]
+            if not timed:
                 usage_error(
-                    self.page,
-                    f"--second: got commit {commit}, expected {before}, which measured {name}",
+                    self.page, f"--second: expected a first run, {path}, and a table with times"
                 )
+            for name in timed:
+                before = runs[name].commit
+                if before and commit and before != commit:
+                    usage_error(
+                        self.page,
+                        f"--second: got commit {commit}, expected {before}, which measured {name}",
+                    )
 
     def _measure(self, args: Namespace, names: Sequence[str]) -> dict[str, pd.DataFrame]:
         start, tables = time.monotonic(), {}
         for name in names:
-            rows = self.tables[name](args)
-            try:
-                frame = pd.DataFrame(rows).reset_index(drop=True)
-            except (TypeError, ValueError) as error:
-                raise ArgumentError(
-                    f"rows of table {name}", got=repr(rows)[:80], expected="a list of mappings"
-                ) from error
+            frame = pd.DataFrame(self.tables[name](args)).reset_index(drop=True)
             if len(frame.columns):  # nothing of it could run
                 tables[name] = frame
             spent = time.monotonic() - start

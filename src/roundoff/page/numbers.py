@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 
-__all__ = ["Number", "prints"]
+__all__ = ["Number"]
 
 _TOLERANCE = 0.2  # of a number after "about"
 
@@ -23,8 +23,10 @@ class Number:
 
     Examples
     --------
-    >>> Number("", "0.0186").holds(0.01863), Number("about", "20").holds(23.5)
-    (True, True)
+    >>> Number("", "0.019").holds(0.0186), Number("", "0.018").holds(0.0186)
+    (True, False)
+    >>> Number("about", "20").holds(23.5)
+    True
     >>> Number("", "122").shown(98.44)
     '98.4'
     """
@@ -34,10 +36,10 @@ class Number:
 
     def holds(self, value: float) -> bool:
         """Whether *value* rounds to the number as printed; ±20 % after "about"."""
+        number, digit = _parse(self.text)
         if self.kind == "about":
-            number = _parse(self.text)[0]
             return abs(value - number) <= _TOLERANCE * abs(number)
-        return prints(self.text, value)
+        return abs(value - number) <= 0.5 * digit * (1 + 1e-9)
 
     def shown(self, value: float) -> str:
         """Another machine's value, with as many significant digits."""
@@ -57,15 +59,3 @@ def _parse(text: str) -> tuple[float, float]:
     mantissa, _, exponent = plain.lower().partition("e")
     decimals = len(mantissa.partition(".")[2])
     return float(plain), 10.0 ** (int(exponent or 0) - decimals)
-
-
-def prints(text: str, value: float) -> bool:
-    """Whether *value* rounds to *text* at the digits it is printed with.
-
-    Examples
-    --------
-    >>> prints("0.019", 0.0186), prints("0.018", 0.0186), prints("1,536", 1536.2)
-    (True, False, True)
-    """
-    number, digit = _parse(text)
-    return abs(value - number) <= 0.5 * digit * (1 + 1e-9)

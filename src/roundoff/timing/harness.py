@@ -8,13 +8,13 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
+from tqdm import tqdm
 
-from roundoff.arguments import check_device, check_flag, check_mapping, check_number, check_whole
+from roundoff.arguments import check_device, check_whole
 from roundoff.errors import ArgumentError, UnsupportedError
 
 from .result import Sampling, Timings
@@ -22,6 +22,8 @@ from .result import Sampling, Timings
 __all__ = ["measure", "no_collection"]
 
 Clock = Callable[[], float]
+#: Seconds of one of so many calls.
+Sample = Callable[[Callable[[], object], int], float]
 #: A sample shorter than this is mostly the clock's own: fast calls are repeated to fill it.
 _SAMPLE_S = {"cpu": 2e-4, "cuda": 5e-4}
 _MOST_CALLS = 4096
@@ -83,7 +85,7 @@ def measure(
     Raises
     ------
     ArgumentError
-        No callables, or an option out of range.
+        No callables, or bytes of none of them.
     UnsupportedError
         This machine has no such device, or a CUDA graph is asked for on a CPU.
 
@@ -96,73 +98,65 @@ def measure(
     >>> list(t.frame["label"]), t.ratio("sum", "sum").value
     (['sum', 'exp'], 1.0)
     """
-    _check_callables(callables)
-    moved = {} if bytes is None else bytes
-    for label, value in check_mapping("bytes", moved, "labels to numbers").items():
-        if label not in callables:
+    if not isinstance(callables, Mapping) or not callables:
+        raise ArgumentError("callables", got=repr(callables)[:80], expected="{label: function}")
+    for label, function in callables.items():
+        if not callable(function):
             raise ArgumentError(
-                "bytes of no callable", got=repr(label), expected=f"some of {list(callables)}"
+                f"{label!r} is not callable", got=type(function).__name__, expected="a function"
             )
-        check_number(f"bytes of {label!r}", value, 0)
-    budget_s = check_number("budget_s", budget_s, 0, finite=False)
-    check_number("precision", precision, above=0, finite=False)
-    check_whole("min_rounds", min_rounds, 1)
-    check_whole("max_rounds", max_rounds, min_rounds)
-    check_whole("warmup", warmup, 0)
-    check_whole("seed", seed, 0)
+    moved = bytes or {}
+    if unknown := [label for label in moved if label not in callables]:
+        raise ArgumentError(
+            "bytes of no callable", got=str(unknown), expected=f"some of {list(callables)}"
+        )
     if rotate is not None:
         check_whole("rotate", rotate, 1)
-    if not callable(clock):
-        raise ArgumentError("clock", got=repr(clock), expected="a function that gives seconds")
     kind = check_device(device).type
-    if check_flag("cuda_graph", cuda_graph) and kind != "cuda":
+    if cuda_graph and kind != "cuda":
         raise UnsupportedError("a CUDA graph needs a CUDA device", got=device)
-    with contextlib.ExitStack() as stack:
-        if kind == "cuda":
-            stack.enter_context(torch.cuda.device(device))
-            sampler: _Sampler = _CudaSampler()
-        else:
-            sampler = _Sampler(clock)
-        stack.enter_context(no_collection())
-        calls, sampling = {}, {}
+    on_device = torch.cuda.device(device) if kind == "cuda" else contextlib.nullcontext()
+    with on_device, no_collection():
+        sample = _by_events() if kind == "cuda" else _by_clock(clock)
+        timed, sampling = [], {}
         for label, function in callables.items():
             call = _rotating(function, rotate)
             try:
-                first, count, each = _warm_up(sampler, call, warmup, budget_s / 10, clock)
+                first, count, each = _warm_up(sample, call, warmup, budget_s / 10, clock)
                 n = min(max(math.ceil(_SAMPLE_S[kind] / max(each, 1e-9)), 1), _MOST_CALLS)
                 if cuda_graph:
                     call, n = _captured(call, n, rotate or 1)
             except Exception as e:
                 e.add_note(f"while warming up {label!r}")
                 raise
-            calls[label] = (call, n, cuda_graph)
+            timed.append((call, n))
             sampling[label] = Sampling(count, n, first, moved.get(label))
 
-        def table(samples: list[np.ndarray]) -> Timings:
+        def table() -> Timings:
             rows = pd.MultiIndex.from_product(
                 [[0], range(len(samples))], names=["session", "round"]
             )
             frame = pd.DataFrame(np.array(samples), columns=list(callables), index=rows)
             return Timings(frame, sampling, device, precision, seed)
 
-        return _rounds(sampler, calls, table, budget_s, min_rounds, max_rounds, seed, clock)
-
-
-def _check_callables(callables: Any) -> None:
-    if not isinstance(callables, Mapping):
-        raise ArgumentError(
-            "callables",
-            got=type(callables).__name__,
-            expected="a mapping of labels to callables",
-            hint='{"label": function}',
-        )
-    if not callables:
-        raise ArgumentError("callables", got=dict(callables), expected="at least one")
-    for label, function in callables.items():
-        if not callable(function):
-            raise ArgumentError(
-                f"{label!r} is not callable", got=type(function).__name__, expected="a callable"
-            )
+        rng, samples = np.random.default_rng(seed), list[np.ndarray]()
+        check, start = min_rounds, clock()
+        # disable=None: a bar in a terminal only
+        with tqdm(total=max_rounds, disable=None, leave=False, unit="round") as bar:
+            while True:
+                row = np.empty(len(timed))
+                for j in rng.permutation(len(timed)):
+                    call, n = timed[j]
+                    row[j] = sample(call, 1) / n if cuda_graph else sample(call, n)
+                samples.append(row)
+                bar.update()
+                last = clock() - start >= budget_s or len(samples) >= max_rounds
+                # A check after every round would stop at a lucky one: check ever more rarely.
+                if len(samples) >= check or (last and len(samples) >= min_rounds):
+                    timings = table()
+                    if timings.is_precise or last:
+                        return timings
+                    check = math.ceil(1.3 * len(samples))
 
 
 @contextlib.contextmanager
@@ -184,49 +178,46 @@ def _rotating(function: Callable[..., object], rotate: int | None) -> Callable[[
     return lambda: function(next(turns))
 
 
-class _Sampler:
+def _by_clock(clock: Clock) -> Sample:
     """Seconds of a call by the clock, as the mean of some calls in a row."""
 
-    def __init__(self, clock: Clock) -> None:
-        self.clock = clock
-
-    def __call__(self, call: Callable[[], object], n: int) -> float:
-        start = self.clock()
+    def sample(call: Callable[[], object], n: int) -> float:
+        start = clock()
         for _ in range(n):
             call()
-        return (self.clock() - start) / n
+        return (clock() - start) / n
+
+    return sample
 
 
-class _CudaSampler(_Sampler):
+def _by_events() -> Sample:
     """The same by CUDA events on the current stream, from an idle device."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
-    def __init__(self) -> None:
-        super().__init__(time.perf_counter)
-        self.start, self.end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-
-    def __call__(self, call: Callable[[], object], n: int) -> float:
+    def sample(call: Callable[[], object], n: int) -> float:
         torch.cuda.synchronize()
-        self.start.record()
+        start.record()
         for _ in range(n):
             call()
-        self.end.record()
-        self.end.synchronize()
-        return self.start.elapsed_time(self.end) / 1e3 / n
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / 1e3 / n
+
+    return sample
 
 
 def _warm_up(
-    sampler: _Sampler, call: Callable[[], object], least: int, limit_s: float, clock: Clock
+    sample: Sample, call: Callable[[], object], least: int, limit_s: float, clock: Clock
 ) -> tuple[float, int, float]:
     """(first call, calls made, a typical call): until calls get no faster, or the time is up."""
     start = clock()
-    first = sampler(call, 1)
-    times = [first]
-    while len(times) < max(least, 1) or not (
+    times = [sample(call, 1)]
+    while len(times) < least or not (
         (len(times) >= 4 and min(times[-3:]) >= 0.95 * min(times[:-3]))
         or clock() - start >= limit_s
     ):
-        times.append(sampler(call, 1))
-    return first, len(times), float(np.median(times[-3:]))
+        times.append(sample(call, 1))
+    return times[0], len(times), float(np.median(times[-3:]))
 
 
 def _captured(call: Callable[[], object], n: int, rotate: int) -> tuple[Callable[[], object], int]:
@@ -243,40 +234,3 @@ def _captured(call: Callable[[], object], n: int, rotate: int) -> tuple[Callable
         for _ in range(n):
             call()
     return graph.replay, n
-
-
-def _rounds(
-    sampler: _Sampler,
-    calls: Mapping[str, tuple[Callable[[], object], int, bool]],
-    table: Callable[[list[np.ndarray]], Timings],
-    budget_s: float,
-    min_rounds: int,
-    max_rounds: int,
-    seed: int,
-    clock: Clock,
-) -> Timings:
-    from tqdm import tqdm
-
-    rng = np.random.default_rng(seed)
-    samples: list[np.ndarray] = []
-    order = list(calls.values())
-    check, start = min_rounds, clock()
-    # disable=None: a bar in a terminal only
-    with tqdm(total=max_rounds, disable=None, leave=False, unit="round") as bar:
-        while True:
-            row = np.empty(len(order))
-            for j in rng.permutation(len(order)):
-                call, n, replayed = order[j]
-                row[j] = sampler(call, 1) / n if replayed else sampler(call, n)
-            samples.append(row)
-            bar.update()
-            n_rounds = len(samples)
-            if n_rounds < min_rounds:
-                continue
-            last = clock() - start >= budget_s or n_rounds >= max_rounds
-            # A check after every round would stop at a lucky one: check ever more rarely.
-            if n_rounds >= check or last:
-                timings = table(samples)
-                if timings.is_precise or last:
-                    return timings
-                check = math.ceil(1.3 * n_rounds)

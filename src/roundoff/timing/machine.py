@@ -9,10 +9,12 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import torch
 
-from roundoff.arguments import check_device, check_flag, check_text, check_whole
+from roundoff.arguments import check_flag
 
 __all__ = ["compile_cache", "copies", "free_memory", "last_level_cache", "torch_precision"]
 
@@ -28,14 +30,11 @@ def last_level_cache(device: str = "cpu") -> int:
     >>> last_level_cache() >= 2**10
     True
     """
-    if check_device(device).type == "cuda":
+    if torch.device(device).type == "cuda":
         return int(torch.cuda.get_device_properties(device).L2_cache_size)
-    sizes = []
-    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
-        match = re.fullmatch(r"(\d+)([KM]?)", path.read_text("ascii").strip())
-        if match:
-            sizes.append(int(match[1]) * {"": 1, "K": 2**10, "M": 2**20}[match[2]])
-    return max(sizes, default=32 * 2**20)
+    sizes = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
+    kib = [int(size.read_text("ascii").strip().removesuffix("K")) for size in sizes]
+    return max(kib, default=32 * 2**10) * 2**10
 
 
 def copies(nbytes: int, device: str = "cpu", most: int = 64) -> int:
@@ -55,8 +54,6 @@ def copies(nbytes: int, device: str = "cpu", most: int = 64) -> int:
     >>> copies(2**40)  # larger than the memory: one set
     1
     """
-    check_whole("bytes of a call", nbytes, 1)
-    check_whole("most", most, 1)
     wanted = max(2, -(-3 * last_level_cache(device) // nbytes))
     fitting = free_memory(device) // 4 // nbytes
     return int(max(1, min(wanted, most, fitting)))
@@ -74,36 +71,20 @@ def free_memory(device: str = "cpu") -> int:
     >>> free_memory() > 2**20
     True
     """
-    if check_device(device).type == "cuda":
+    if torch.device(device).type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(free + cached)
-    limits = [n for n in (_meminfo(), *_control_group()) if n is not None]
-    return min(limits) if limits else 4 * 2**30
-
-
-def _meminfo() -> int | None:
-    with contextlib.suppress(OSError):
-        match = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text("ascii"))
-        if match:
-            return int(match[1]) * 1024
-    with contextlib.suppress(ValueError, OSError, AttributeError):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    return None
-
-
-def _control_group() -> list[int]:
-    """What the limits of the process' control group leave, in versions 2 and 1."""
-    root = Path("/sys/fs/cgroup")
-    remaining = []
-    for limit, used in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        with contextlib.suppress(OSError, ValueError):
-            top = int((root / limit).read_text("ascii"))
-            remaining.append(max(0, top - int((root / used).read_text("ascii"))))
-    return remaining
+    try:
+        text = Path("/proc/meminfo").read_text("ascii")
+        limits = [int(re.findall(r"MemAvailable:\s+(\d+) kB", text)[0]) * 1024]
+    except OSError:
+        limits = [4 * 2**30]
+    group = Path("/sys/fs/cgroup")
+    with contextlib.suppress(OSError, ValueError):  # there is none, or it has no limit
+        most = int((group / "memory.max").read_text("ascii"))
+        limits.append(most - int((group / "memory.current").read_text("ascii")))
+    return max(0, min(limits))
 
 
 @contextlib.contextmanager
@@ -120,23 +101,18 @@ def torch_precision(tf32: bool) -> Iterator[None]:
     >>> torch.backends.cuda.matmul.allow_tf32
     False
     """
-    check_flag("tf32", tf32)
-    matmul = torch.backends.cuda.matmul
+    matmul: Any = torch.backends.cuda.matmul
+    switch: tuple[str, Any, Any] = "allow_tf32", False, True
     try:
         before = matmul.allow_tf32
-        matmul.allow_tf32 = tf32
     except RuntimeError:  # the program uses the newer switch: the two may not be mixed
-        newer = matmul.fp32_precision
-        matmul.fp32_precision = "tf32" if tf32 else "ieee"
-        try:
-            yield
-        finally:
-            matmul.fp32_precision = newer
-        return
+        switch, before = ("fp32_precision", "ieee", "tf32"), matmul.fp32_precision
+    name, off, on = switch
+    setattr(matmul, name, on if check_flag("tf32", tf32) else off)
     try:
         yield
     finally:
-        matmul.allow_tf32 = before
+        setattr(matmul, name, before)
 
 
 @contextlib.contextmanager
@@ -162,8 +138,6 @@ def compile_cache(name: str, again: bool = False) -> Iterator[Path]:
     ...     sorted(folder.iterdir())
     []
     """
-    check_text("name", name)
-    check_flag("again", again)
     from torch._inductor.utils import clear_caches
 
     users = Path(tempfile.gettempdir()) / f"roundoff-compiled-{os.getuid()}"
@@ -171,16 +145,8 @@ def compile_cache(name: str, again: bool = False) -> Iterator[Path]:
     if not again:
         shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
-    variables = {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": folder / "triton"}
-    before = {key: os.environ.get(key) for key in variables}
-    os.environ.update({key: str(path) for key, path in variables.items()})
-    clear_caches()
-    try:
-        yield folder
-    finally:
-        for key, value in before.items():
-            if value is None:
-                os.environ.pop(key, None)
-            else:
-                os.environ[key] = value
+    variables = {"TORCHINDUCTOR_CACHE_DIR": f"{folder}", "TRITON_CACHE_DIR": f"{folder}/triton"}
+    with mock.patch.dict(os.environ, variables):
         clear_caches()
+        yield folder
+    clear_caches()

@@ -44,7 +44,7 @@ class Interval:
         return Interval(math.exp(self.value), math.exp(self.low), math.exp(self.high))
 
 
-def median_interval(x: np.ndarray, seed: int = 0, resamples: int = _RESAMPLES) -> Interval:
+def median_interval(x: np.ndarray, seed: int = 0) -> Interval:
     """Median of a series in the order it was taken, with a bootstrap interval.
 
     Short series have wider percentiles, by Hesterberg's expansion. Correlated neighbours make the
@@ -63,7 +63,7 @@ def median_interval(x: np.ndarray, seed: int = 0, resamples: int = _RESAMPLES) -
     # Student's t at n - 1 degrees, back to a normal probability: the expanded percentile.
     t = scipy.special.stdtrit(n - 1, (1 - LEVEL) / 2)
     tail = float(scipy.special.ndtr(math.sqrt(n / (n - 1)) * t))
-    index = np.random.default_rng(seed).integers(0, n, (resamples, n))
+    index = np.random.default_rng(seed).integers(0, n, (_RESAMPLES, n))
     medians = np.median(x[index], axis=1)
     low, high = np.quantile(medians, [tail, 1 - tail], method="inverted_cdf")
     wider = _correlation_factor(x)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib
-import importlib.util
 import os
-import shlex
 import shutil
 import sys
 import sysconfig
@@ -18,11 +15,9 @@ from typing import Any
 
 from . import __version__
 from .environment import command_output, environment
-from .errors import ArgumentError
 
 __all__ = ["main", "report"]
 
-_ABSENT = "not installed"
 _NEEDED = (
     "numpy",
     "torch",
@@ -34,18 +29,18 @@ _NEEDED = (
     "matplotlib",
     "transformers",
 )
-_ADD_GPU = "pip install 'roundoff[gpu]'"
+_SHOWN = ("torch", "onnxruntime", "onnxruntime-gpu", "triton", "transformers")
 
 
 def report() -> list[str]:
     """Lines about this machine, what is installed, and which of the gallery's needs are met.
 
-    Nothing here fails where a package is absent: the line says so, with the command that adds it.
+    Nothing here fails where a package is absent or broken: the line says so.
 
     Returns
     -------
     list of str
-        At most twelve lines, each ``name: what was found``.
+        Each ``name: what was found``.
 
     Examples
     --------
@@ -53,16 +48,16 @@ def report() -> list[str]:
     ['Pages on the CPU', 'ONNX Runtime on CUDA', 'Triton kernels', 'torch.compile on the CPU']
     """
     env = environment()
-    gpu, torch, runtime = env["gpu"], _load("torch"), _load("onnxruntime")
+    versions = {name: env["versions"][name] for name in _SHOWN}
     items = {
         "roundoff": f"{__version__}, on Python {env['python']} and {env['os']}",
         "Processor": f"{env['processor']}, {env['cores']} cores",
-        "GPU": _gpu(gpu),
-        "Packages": _packages(env["versions"], torch, runtime),
-        "Pages on the CPU": _pages(torch, runtime),
-        "ONNX Runtime on CUDA": _cuda_provider(gpu, runtime),
-        "Triton kernels": _triton(gpu),
-        "torch.compile on the CPU": _compile(torch),
+        "GPU": _gpu(env["gpu"]),
+        "Packages": ", ".join(f"{name} {v}" for name, v in versions.items() if v),
+        "Pages on the CPU": _pages(),
+        "ONNX Runtime on CUDA": _cuda_provider(),
+        "Triton kernels": _triton(),
+        "torch.compile on the CPU": _compile(),
     }
     # An error of a package that cannot be loaded may have several lines.
     return [" ".join(f"{name}: {text}".split()) for name, text in items.items()]
@@ -82,39 +77,22 @@ def main(arguments: Sequence[str] = ()) -> int:
     roundoff: ...
     0
     """
-    listed = isinstance(arguments, Sequence) and not isinstance(arguments, str)
-    if not listed or not all(isinstance(word, str) for word in arguments):
-        raise ArgumentError("arguments", got=repr(arguments), expected="a list of words")
     parser = argparse.ArgumentParser(
         "python -m roundoff", description="Print this machine, its packages and what is missing."
     )
     parser.add_argument("--version", action="version", version=f"roundoff {__version__}")
     parser.parse_args(list(arguments))
-    try:
-        print("\n".join(report()), flush=True)
-    except BrokenPipeError:  # whoever reads had enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    print("\n".join(report()))
     return 0
 
 
-def _load(name: str) -> Any:
-    """The module; None where it is absent; the error where it is there and cannot be loaded."""
+def _broken(name: str) -> str:
+    """Why a module cannot be imported; empty where it can."""
     try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        return None if (error.name or name).partition(".")[0] == name else error
+        importlib.import_module(name)
     except Exception as error:  # a library that it links to may be missing: any kind of error
-        return error
-
-
-def _is_loaded(module: Any) -> bool:
-    return module is not None and not isinstance(module, Exception)
-
-
-def _has(name: str) -> bool:
-    if name in sys.modules:
-        return sys.modules[name] is not None
-    return importlib.util.find_spec(name) is not None
+        return f"{name} ({textwrap.shorten(str(error), 80)})"
+    return ""
 
 
 def _gpu(gpu: dict[str, Any] | None) -> str:
@@ -133,97 +111,48 @@ def _gpu(gpu: dict[str, Any] | None) -> str:
     )
 
 
-def _packages(versions: dict[str, str | None], torch: Any, runtime: Any) -> str:
-    found = [f"torch {_version(torch, versions['torch'])}"]
-    build = versions["onnxruntime-gpu"] or versions["onnxruntime"]
-    text = f"onnxruntime {_version(runtime, build)}"
-    if _is_loaded(runtime):
-        text += " (CUDA build)" if _provides_cuda(runtime) else " (CPU build)"
-    found.append(text)
-    for name in ("triton", "transformers"):
-        found.append(f"{name} {versions[name] if _has(name) and versions[name] else _ABSENT}")
-    return ", ".join(found)
+def _pages() -> str:
+    broken = [text for text in map(_broken, _NEEDED) if text]
+    return f"no: {', '.join(broken)}; try: pip install 'roundoff[cpu]'" if broken else "yes"
 
 
-def _version(module: Any, version: str | None) -> str:
-    if isinstance(module, Exception):
-        return f"{version or ''} cannot be loaded ({textwrap.shorten(str(module), 80)})"
-    return _ABSENT if module is None else version or module.__version__
+def _cuda_provider() -> str:
+    try:
+        from .models import layer_norm_matmul
+        from .ort import session
 
-
-def _provides_cuda(runtime: Any) -> bool:
-    return "CUDAExecutionProvider" in runtime.get_available_providers()
-
-
-def _pages(torch: Any, runtime: Any) -> str:
-    missing = [name for name in _NEEDED if not _has(name)]
-    if missing:
-        return f"no, {', '.join(missing)} missing; to add: pip install 'roundoff[cpu]'"
-    for name, module in {"torch": torch, "ONNX Runtime": runtime}.items():
-        if isinstance(module, Exception):
-            return f"no, {name} cannot be loaded; to repair: pip install 'roundoff[cpu]'"
+        session(layer_norm_matmul(), ["CUDAExecutionProvider"])
+    except Exception as error:  # a package or a library may be missing: any kind of error
+        return f"no: {error}"
     return "yes"
 
 
-def _cuda_provider(gpu: dict[str, Any] | None, runtime: Any) -> str:
-    if not gpu:
-        return "no, torch has no GPU (see above)"
-    if not _is_loaded(runtime):
-        return f"no, ONNX Runtime is missing or cannot be loaded; to add it: {_ADD_GPU}"
-    if not _provides_cuda(runtime):
-        # Both builds install the same module: the one that is there has to go first.
-        return f"no, this is the CPU build; to add it: pip uninstall onnxruntime, then {_ADD_GPU}"
-    if not _computes_on_cuda(runtime):
-        return f"no, its CUDA libraries cannot be loaded; to add them: {_ADD_GPU}, torch for CUDA"
-    return "yes"
+def _triton() -> str:
+    if broken := _broken("roundoff.kernels"):
+        return f"no: {broken}"
+    from .kernels import interpreting
 
-
-def _computes_on_cuda(runtime: Any) -> bool:
-    """Whether a session keeps the CUDA provider: it falls back to the CPU where a library lacks."""
-    with contextlib.suppress(Exception):
-        from onnx.parser import parse_model
-
-        model = parse_model(
-            '<ir_version: 10, opset_import: ["": 18]> one (float[1] X) => (float[1] Y) '
-            "{ Y = Neg(X) }"
-        )
-        session = runtime.InferenceSession(
-            model.SerializeToString(), providers=["CUDAExecutionProvider"]
-        )
-        return "CUDAExecutionProvider" in session.get_providers()
-    return False
-
-
-def _triton(gpu: dict[str, Any] | None) -> str:
-    if not _has("triton"):
-        return "not at all, Triton is missing; to add it, on Linux: pip install triton"
-    if os.environ.get("TRITON_INTERPRET", "").lower() in {"1", "true", "yes", "on", "y"}:
-        return "in the interpreter, since TRITON_INTERPRET is set"
-    if not gpu:
-        return "in the interpreter (TRITON_INTERPRET=1), since torch has no GPU"
+    if interpreting():
+        return "in the interpreter, without a GPU or with TRITON_INTERPRET=1"
     missing = _missing_for("CC", "gcc", "clang")
-    return f"in the interpreter alone (TRITON_INTERPRET=1), {missing}" if missing else "on the GPU"
+    return f"no: {missing}" if missing else "on the GPU"
 
 
-def _compile(torch: Any) -> str:
-    if not _is_loaded(torch):
-        return "no, torch is missing or cannot be loaded; to add it: pip install 'roundoff[cpu]'"
-    missing = _missing_for("CXX", "clang++" if sys.platform == "darwin" else "g++")
-    return f"no, {missing}" if missing else "yes"
+def _compile() -> str:
+    missing = _broken("torch") or _missing_for("CXX", "g++", "clang++")
+    return f"no: {missing}" if missing else "yes"
 
 
 def _missing_for(variable: str, *names: str) -> str:
-    """What is missing to compile a module for this Python, and what adds it; empty: nothing.
+    """What is missing to compile a module for this Python; empty where nothing is.
 
     The compiler is the one that the environment *variable* names, else the first of *names*.
     """
-    chosen = shlex.split(os.environ.get(variable, ""))[:1]
-    if not any(shutil.which(name) for name in chosen or names):
-        if chosen:
-            return f"there is no compiler {chosen[0]}; to use {names[0]}: unset {variable}"
-        return f"there is no compiler {names[0]}; to add it: apt install {names[0]}"
+    chosen = os.environ.get(variable, "").split()[:1] or names
+    if not any(map(shutil.which, chosen)):
+        return f"there is no compiler {chosen[0]}; try: apt install {names[0]}"
     if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
-        return "Python's headers are missing; to add them: apt install python3-dev"
+        return "there are no headers of Python; try: apt install python3-dev"
     return ""
 
 

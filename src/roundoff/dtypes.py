@@ -1,7 +1,7 @@
 """One table of element types: their ONNX, torch and NumPy names, eps, ulp and largest value.
 
-ONNX numbers its element types in ``TensorProto.DataType``; those numbers are the keys here.
-Neither torch nor onnx is imported until a function needs it.
+ONNX numbers its element types in ``TensorProto.DataType``; those numbers are the keys here. Their
+limits are ml_dtypes'. Neither torch nor onnx is imported until a function needs it.
 
 Source: ONNX ``onnx.proto`` (TensorProto.DataType); IEEE 754-2019 for the binary formats;
 `OCP 8-bit Floating Point Specification <https://www.opencompute.org/documents/>`_ for float8.
@@ -10,10 +10,11 @@ Source: ONNX ``onnx.proto`` (TensorProto.DataType); IEEE 754-2019 for the binary
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
+import numbers
 from typing import TYPE_CHECKING, Any
 
+import ml_dtypes
 import numpy as np
 
 from .errors import DtypeError
@@ -96,64 +97,61 @@ class DType:
         return self.kind == "float"
 
 
-def _float(
-    onnx: int,
-    onnx_name: str,
-    name: str,
-    bits: int,
-    p: int,
-    emax: int,
-    emin: int,
-    largest: float | None = None,
-) -> DType:
-    if largest is None:
-        largest = math.ldexp(2.0 - math.ldexp(1.0, 1 - p), emax)
-    return DType(onnx, onnx_name, name, bits, "float", p, emax, emin, largest)
+_NAMES = {
+    1: ("FLOAT", "float32"),
+    2: ("UINT8", "uint8"),
+    3: ("INT8", "int8"),
+    4: ("UINT16", "uint16"),
+    5: ("INT16", "int16"),
+    6: ("INT32", "int32"),
+    7: ("INT64", "int64"),
+    8: ("STRING", "str"),
+    9: ("BOOL", "bool"),
+    10: ("FLOAT16", "float16"),
+    11: ("DOUBLE", "float64"),
+    12: ("UINT32", "uint32"),
+    13: ("UINT64", "uint64"),
+    14: ("COMPLEX64", "complex64"),
+    15: ("COMPLEX128", "complex128"),
+    16: ("BFLOAT16", "bfloat16"),
+    17: ("FLOAT8E4M3FN", "float8_e4m3fn"),
+    18: ("FLOAT8E4M3FNUZ", "float8_e4m3fnuz"),
+    19: ("FLOAT8E5M2", "float8_e5m2"),
+    20: ("FLOAT8E5M2FNUZ", "float8_e5m2fnuz"),
+    21: ("UINT4", "uint4"),
+    22: ("INT4", "int4"),
+    23: ("FLOAT4E2M1", "float4_e2m1fn"),
+    24: ("FLOAT8E8M0", "float8_e8m0fnu"),
+    25: ("UINT2", "uint2"),
+    26: ("INT2", "int2"),
+    27: ("FLOAT6E2M3", "float6_e2m3fn"),
+    28: ("FLOAT6E3M2", "float6_e3m2fn"),
+}
 
 
-def _int(onnx: int, onnx_name: str, name: str, bits: int, kind: str) -> DType:
-    return DType(onnx, onnx_name, name, bits, kind, max=float(2 ** (bits - (kind == "int")) - 1))
+def _described(onnx: int, onnx_name: str, name: str) -> DType:
+    if name == "str":
+        return DType(onnx, onnx_name, name, 0, "string")
+    if name == "bool":
+        return DType(onnx, onnx_name, name, 8, "bool", max=1.0)
+    kind = name.rstrip("0123456789") if "int" in name or "complex" in name else "float"
+    if "int" in name:
+        limits = ml_dtypes.iinfo(name)
+        return DType(onnx, onnx_name, name, limits.bits, kind, max=float(limits.max))
+    limits = ml_dtypes.finfo(name)
+    bits = limits.bits * (2 if kind == "complex" else 1)
+    emax, emin = (math.frexp(x)[1] - 1 for x in (limits.max, limits.smallest_normal))
+    largest = math.nan if kind == "complex" else float(limits.max)
+    return DType(onnx, onnx_name, name, bits, kind, limits.nmant + 1, emax, emin, largest)
 
 
 #: Every element type of ONNX, by its number.
-DTYPES: dict[int, DType] = {
-    d.onnx: d
-    for d in (
-        _float(1, "FLOAT", "float32", 32, 24, 127, -126),
-        _int(2, "UINT8", "uint8", 8, "uint"),
-        _int(3, "INT8", "int8", 8, "int"),
-        _int(4, "UINT16", "uint16", 16, "uint"),
-        _int(5, "INT16", "int16", 16, "int"),
-        _int(6, "INT32", "int32", 32, "int"),
-        _int(7, "INT64", "int64", 64, "int"),
-        DType(8, "STRING", "str", 0, "string"),
-        DType(9, "BOOL", "bool", 8, "bool", max=1.0),
-        _float(10, "FLOAT16", "float16", 16, 11, 15, -14),
-        _float(11, "DOUBLE", "float64", 64, 53, 1023, -1022),
-        _int(12, "UINT32", "uint32", 32, "uint"),
-        _int(13, "UINT64", "uint64", 64, "uint"),
-        DType(14, "COMPLEX64", "complex64", 64, "complex", 24, 127, -126),
-        DType(15, "COMPLEX128", "complex128", 128, "complex", 53, 1023, -1022),
-        _float(16, "BFLOAT16", "bfloat16", 16, 8, 127, -126),
-        _float(17, "FLOAT8E4M3FN", "float8_e4m3fn", 8, 4, 8, -6, 448.0),
-        _float(18, "FLOAT8E4M3FNUZ", "float8_e4m3fnuz", 8, 4, 7, -7, 240.0),
-        _float(19, "FLOAT8E5M2", "float8_e5m2", 8, 3, 15, -14, 57344.0),
-        _float(20, "FLOAT8E5M2FNUZ", "float8_e5m2fnuz", 8, 3, 15, -15, 57344.0),
-        _int(21, "UINT4", "uint4", 4, "uint"),
-        _int(22, "INT4", "int4", 4, "int"),
-        _float(23, "FLOAT4E2M1", "float4_e2m1fn", 4, 2, 2, 0, 6.0),
-        DType(24, "FLOAT8E8M0", "float8_e8m0fnu", 8, "float", 1, 127, -127, 2.0**127),
-        _int(25, "UINT2", "uint2", 2, "uint"),
-        _int(26, "INT2", "int2", 2, "int"),
-        _float(27, "FLOAT6E2M3", "float6_e2m3fn", 6, 4, 2, 0, 7.5),
-        _float(28, "FLOAT6E3M2", "float6_e3m2fn", 6, 3, 4, -2, 28.0),
-    )
-}
+DTYPES: dict[int, DType] = {number: _described(number, *names) for number, names in _NAMES.items()}
 
 _BY_NAME: dict[str, DType] = {d.name: d for d in DTYPES.values()} | {
     d.onnx_name: d for d in DTYPES.values()
 }
-_ALIASES = {"float": "float32", "double": "float64", "half": "float16", "object": "str"}
+_BY_NAME["float"] = DTYPES[1]  # as in torch and ONNX; NumPy's is float64
 
 
 def dtype_info(dtype: Any) -> DType:
@@ -176,15 +174,13 @@ def dtype_info(dtype: Any) -> DType:
     """
     if isinstance(dtype, DType):
         return dtype
-    if isinstance(dtype, int) and not isinstance(dtype, bool):
-        found = DTYPES.get(dtype)
+    name = str(dtype).removeprefix("torch.")
+    if isinstance(dtype, numbers.Integral) and not isinstance(dtype, bool):
+        found = DTYPES.get(int(dtype))
+    elif dtype is None or not name:  # NumPy takes them for float64
+        found = None
     else:
-        name = dtype if isinstance(dtype, str) else str(dtype)
-        name = name.removeprefix("torch.")
-        found = _BY_NAME.get(_ALIASES.get(name, name))
-        # NumPy takes nothing, None and "", for float64.
-        if found is None and dtype is not None and name:
-            found = _from_numpy(dtype)
+        found = _BY_NAME.get(name) or _from_numpy(name if isinstance(dtype, str) else dtype)
     if found is None:
         raise DtypeError(
             "unknown element type",
@@ -218,35 +214,24 @@ def onnx_dtype_name(itype: int) -> str:
     >>> onnx_dtype_name(1), onnx_dtype_name(16)
     ('FLOAT', 'BFLOAT16')
     """
-    return _of_number(itype).onnx_name
-
-
-def _of_number(itype: int) -> DType:
-    """The type of an ONNX number; its name and every other thing is refused."""
-    if isinstance(itype, bool) or not isinstance(itype, (int, np.integer)):
-        raise DtypeError(
-            "an ONNX element type", got=repr(itype), expected="its number, such as 1 for float32"
-        )
-    return dtype_info(int(itype))
+    return dtype_info(itype).onnx_name
 
 
 def onnx_dtype_to_np_dtype(itype: int) -> np.dtype[Any]:
     """NumPy dtype of an ONNX element type; types that NumPy lacks come from ``ml_dtypes``.
+
+    Raises
+    ------
+    DtypeError
+        When *itype* is not in ``TensorProto.DataType``.
 
     Examples
     --------
     >>> onnx_dtype_to_np_dtype(10)
     dtype('float16')
     """
-    info = _of_number(itype)
-    if info.kind == "string":
-        return np.dtype(object)
-    try:
-        return np.dtype(info.name)
-    except TypeError:
-        import ml_dtypes
-
-        return np.dtype(getattr(ml_dtypes, info.name))
+    name = dtype_info(itype).name
+    return np.dtype(object if name == "str" else getattr(ml_dtypes, name, name))
 
 
 def onnx_dtype_to_torch_dtype(itype: int) -> torch.dtype:
@@ -262,13 +247,9 @@ def onnx_dtype_to_torch_dtype(itype: int) -> torch.dtype:
     >>> onnx_dtype_to_torch_dtype(16)
     torch.bfloat16
     """
-    return _torch_dtype(_of_number(itype))
-
-
-@functools.cache
-def _torch_dtype(info: DType) -> torch.dtype:
     import torch
 
+    info = dtype_info(itype)
     found = getattr(torch, info.name, None)
     if not isinstance(found, torch.dtype):
         raise DtypeError(
@@ -328,7 +309,7 @@ def _real_numbers(x: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
     try:
         if hasattr(x, "detach"):  # a tensor of torch, of a type that NumPy may lack
             x = x.detach().cpu()
-            x = x.numpy() if x.is_complex() else x.double().numpy()
+            x = x if x.is_complex() else x.double()
         array = np.asarray(x)
         if array.dtype.kind in "cOSUMm":
             raise TypeError(array.dtype)

@@ -109,10 +109,10 @@ def localize(
     """
     import pandas
 
-    for name, evaluator in {"first": first, "second": second, "truth": truth}.items():
-        if not isinstance(evaluator, TorchOnnxEvaluator) and (name != "truth" or truth is not None):
+    for evaluator in (first, second) if truth is None else (first, second, truth):
+        if not isinstance(evaluator, TorchOnnxEvaluator):
             raise ArgumentError(
-                name,
+                "no evaluator",
                 got=type(evaluator).__name__,
                 expected="a TorchOnnxEvaluator",
                 hint="TorchOnnxEvaluator(model)",
@@ -132,23 +132,10 @@ def localize(
             )
         _check_same(first, truth, feeds)
         rows = [
-            _row(second, *pair, truth, step)
-            for pair, step in zip(steps, truth.steps(feeds), strict=True)
+            _row(second, *pair, truth, true)
+            for pair, true in zip(steps, truth.steps(feeds), strict=True)
         ]
     return Localization(pandas.DataFrame(rows, columns=list(COLUMNS)))
-
-
-def _check_wide(step: Step) -> None:
-    """A kernel of the caller's gives float64, too."""
-    for value in step.outputs:
-        narrow = isinstance(value, torch.Tensor) and value.dtype != torch.float64
-        if narrow and value.is_floating_point():
-            raise ArgumentError(
-                f"node {step.node.label!r} of the truth",
-                got=str(value.dtype),
-                expected="float64",
-                hint="leave its custom kernel out of the truth",
-            )
 
 
 def _check_same(
@@ -170,11 +157,11 @@ def _check_same(
         theirs = other._graph.constants.get(name)
         if theirs is None or name in feeds:
             continue
-        apart = max_diff(value, theirs)
-        if apart["abs"] != 0:
+        apart = max_diff(value, theirs)["abs"]
+        if apart != 0:
             raise ArgumentError(
                 f"the two evaluators have different constants: {name!r}",
-                got="; ".join(apart["mismatch"]) or f"values up to {apart['abs']:.3g} apart",
+                got=f"{apart:.3g} apart",
                 expected="one model, run two ways",
             )
 
@@ -187,50 +174,56 @@ def _row(
     true: Step | None = None,
 ) -> dict[str, Any]:
     isolated = second.run_node(one.node.index, one.inputs)
-    row: dict[str, Any] = dict.fromkeys(COLUMNS, math.nan)
-    row |= {
+    row = {
         "node": one.node.label,
         "op": one.node.operator,
         "outputs": ", ".join(n for n in one.node.outputs if n),
         "kernel first": one.kernel,
         "kernel second": other.kernel,
+        "isolated abs": max_diff(one.outputs, isolated)["abs"],
+        "isolated scaled": scaled(one.outputs, isolated)[0],
+        "propagated abs": max_diff(one.outputs, other.outputs)["abs"],
+        "propagated scaled": scaled(one.outputs, other.outputs)[0],
+        "non-finite first": non_finite(one.outputs),
+        "non-finite second": non_finite(other.outputs),
     }
-    row["isolated abs"] = max_diff(list(one.outputs), list(isolated))["abs"]
-    row["propagated abs"] = max_diff(list(one.outputs), list(other.outputs))["abs"]
-    for name, outputs in (("isolated", isolated), ("propagated", other.outputs)):
-        row[f"{name} scaled"] = scaled(one.outputs, outputs)[0]
-    for name, step in (("first", one), ("second", other)):
-        row[f"non-finite {name}"] = non_finite(step.outputs)
     if truth is None or true is None:
         return row
-    _check_wide(true)
+    for value in true.outputs:  # a kernel of the caller's gives float64, too
+        if is_floating(value) and value.dtype != torch.float64:
+            raise ArgumentError(
+                f"node {true.node.label!r} of the truth",
+                got=str(value.dtype),
+                expected="float64",
+                hint="leave its custom kernel out of the truth",
+            )
     ideal = truth.run_node(one.node.index, one.inputs)
-    row["non-finite truth"] = non_finite(true.outputs)
-    for name, outputs, own in (
-        ("first", one.outputs, one.outputs),
-        ("second", other.outputs, isolated),
-    ):
-        row[f"truth scaled {name}"] = scaled(true.outputs, outputs)[0]
-        row[f"own scaled {name}"] = scaled(ideal, own)[0]
-    return row
+    return row | {
+        "non-finite truth": non_finite(true.outputs),
+        "truth scaled first": scaled(true.outputs, one.outputs)[0],
+        "truth scaled second": scaled(true.outputs, other.outputs)[0],
+        "own scaled first": scaled(ideal, one.outputs)[0],
+        "own scaled second": scaled(ideal, isolated)[0],
+    }
 
 
-def scaled(truth: Any, got: Any) -> tuple[float, float]:
+def is_floating(value: Any) -> bool:
+    """Whether this is a torch tensor of a real floating type."""
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def scaled(truth: Any, got: Any, dtype: Any = None) -> tuple[float, float]:
     """Largest and RMS error of the floating tensors of two nested structures, in eps × RMS.
 
-    The largest over the tensors; NaN where none is floating and narrower than float64. An infinity
-    or NaN that both have in the same place is no error; any other one is an infinite error. Where
-    no number of a tensor is finite there is nothing to measure: NaN.
+    The largest over the tensors; the eps is that of *dtype*, or of each tensor. NaN where none is
+    floating and narrower than float64. An infinity or NaN that both have in the same place is no
+    error; any other one is an infinite error. Where no number of a tensor is finite there is
+    nothing to measure: NaN.
     """
     errors = [
-        _scaled(t, g)
+        _scaled(t.to(torch.float64), g, dtype or g.dtype)
         for t, g in zip(tree_leaves(truth), tree_leaves(got), strict=False)
-        if isinstance(t, torch.Tensor)
-        and isinstance(g, torch.Tensor)
-        and t.is_floating_point()
-        and g.is_floating_point()
-        and g.dtype != torch.float64
-        and t.shape == g.shape
+        if is_floating(t) and is_floating(g) and t.shape == g.shape
     ]
     known = [pair for pair in errors if not math.isnan(pair[0])]
     if not known:
@@ -238,8 +231,7 @@ def scaled(truth: Any, got: Any) -> tuple[float, float]:
     return max(largest for largest, _ in known), max(rms for _, rms in known)
 
 
-def _scaled(truth: torch.Tensor, got: torch.Tensor) -> tuple[float, float]:
-    truth = truth.to(torch.float64)
+def _scaled(truth: torch.Tensor, got: torch.Tensor, dtype: Any) -> tuple[float, float]:
     finite = truth.isfinite()
     if not bool(finite.all()):
         t, g = truth[~finite], got[~finite].to(torch.float64)
@@ -248,11 +240,12 @@ def _scaled(truth: torch.Tensor, got: torch.Tensor) -> tuple[float, float]:
         if not bool(finite.any()):
             return math.nan, math.nan
         truth, got = truth[finite], got[finite]
-    error = scaled_error(truth, got)
+    if dtype == torch.float64:
+        return math.nan, math.nan
+    error = scaled_error(truth, got, dtype)
     return error.largest, error.rms
 
 
 def non_finite(outputs: Any) -> int:
     """How many floating numbers of a pytree are NaN or infinite."""
-    tensors = [t for t in tree_leaves(outputs) if isinstance(t, torch.Tensor)]
-    return sum(int(t.numel() - t.isfinite().sum()) for t in tensors if t.is_floating_point())
+    return sum(int((~t.isfinite()).sum()) for t in tree_leaves(outputs) if is_floating(t))

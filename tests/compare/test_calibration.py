@@ -24,7 +24,7 @@ def of_scores(scores: np.ndarray) -> Calibration:
     """A calibration of inputs with these scores, in float32 around 1."""
     calibration = Calibration()
     one = np.ones(1, np.float32)
-    calibration.add(one.astype(np.float64) * (1 + 2 * scores[0] * 2.0**-23), one)
+    calibration.add([(one.astype(np.float64) * (1 + 2 * scores[0] * 2.0**-23), one)])
     assert calibration.scores == pytest.approx([scores[0]])
     calibration.scores = [float(s) for s in scores]
     return calibration
@@ -132,7 +132,8 @@ def test_at_any_scale_the_last_place_of_a_subnormal_number_is_allowed() -> None:
         ([(np.full(2, np.nan), np.full(2, np.nan))] * 40, "no result is finite"),
         ([(np.float32([1.0]), np.float32([1.1]))] * 40, "more than rounding alone explains"),
         ([(np.float32([3e-45]), np.float32([1e-44]))] * 40, "underflow in float32"),
-        ([(np.zeros((0, 3)), np.zeros((0, 3)))] * 40, "0 inputs"),
+        ([(np.zeros((0, 3)), np.zeros((0, 3)))] * 40, "there are no results"),
+        ([(np.ones(2), np.ones(2)), (np.ones(2), np.arange(2))] * 20, "float64 and int64: count"),
     ],
 )
 def test_where_none_can_be_defended_it_says_why(pairs: list, text: str) -> None:

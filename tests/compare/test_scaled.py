@@ -120,7 +120,7 @@ def test_dicts_are_paired_by_key() -> None:
         "a": np.full(4, 1.0, np.float32),
     }
     assert scaled_error(truth, got).largest == 0
-    with pytest.raises(ArgumentError, match=r"got \['x'\] for \['b'\]"):
+    with pytest.raises(ArgumentError, match="different keys"):
         scaled_error(truth, {"a": got["a"], "x": got["b"]})
 
 

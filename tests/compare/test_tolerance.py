@@ -9,7 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roundoff.compare import pieces, round_up, tolerance, tolerance_used
+from roundoff.compare import pieces, tolerance, tolerance_used
+from roundoff.compare.calibration import _rounded_up
 from roundoff.errors import ArgumentError
 from roundoff.reductions import tensor_core_matmul
 
@@ -175,11 +176,10 @@ def test_a_size_that_has_overflowed_is_refused() -> None:
         tolerance_used(np.ones_like(size), 6e4 * np.ones_like(size), size, 1e-3)
 
 
-@given(st.floats(0, 1e300), st.integers(1, 12))
-def test_rounding_up_never_goes_below(value: float, digits: int) -> None:
-    up = round_up(value, digits)
+@given(st.floats(0, 1e300))
+def test_rounding_up_never_goes_below(value: float) -> None:
+    up = _rounded_up(value)
     assert value <= up
-    assert round_up(up, digits) == up
+    assert _rounded_up(up) == up
     if value > 1e-300:
-        assert up <= value * (1 + 10.0 ** (1 - digits)) * (1 + 1e-15)
-        assert float(f"{up:.{digits - 1}e}") == up
+        assert up <= value * 1.1 * (1 + 1e-15)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from .bits import digest
-from .bounds import round_up, tolerance, tolerance_used
+from .bits import digest, ulp_distance
+from .bounds import tolerance, tolerance_used
 from .calibration import CalibratedTolerance, Calibration, calibrated_tolerance
 from .difference import Difference, string_diff
 from .scaled import ScaledError, scaled_error
 from .tree import max_diff
-from .ulps import ulp_distance
 
 __all__ = [
     "CalibratedTolerance",
@@ -18,7 +17,6 @@ __all__ = [
     "calibrated_tolerance",
     "digest",
     "max_diff",
-    "round_up",
     "scaled_error",
     "string_diff",
     "tolerance",

@@ -58,7 +58,6 @@ before it is rounded to the result's type; S then contains it.
 
 from __future__ import annotations
 
-import decimal
 import math
 from typing import Any
 
@@ -230,18 +229,12 @@ def tolerance_used(a: Any, b: Any, size: Any, tol: float) -> float:
     0.1
     """
     check_number("tol", tol, above=0, finite=False)
-    tensors, least_numbers = [], []
-    for name, value in (("a", a), ("b", b), ("size", size)):
-        typed = typed_tensor(value, name)
-        info = real_type(typed.info)
-        tensors.append(typed.tensor)
-        if name != "size":
-            least_numbers.append(info.tiny * info.eps)
-    same_shape(*tensors)
-    if tensors[0].numel() == 0:
-        return 0.0
+    typed = [typed_tensor(value, n) for n, value in (("a", a), ("b", b), ("size", size))]
+    infos = [real_type(t.info) for t in typed]
+    spacing = max(info.tiny * info.eps for info in infos[:2])
+    same_shape(*(t.tensor for t in typed))
     most = 0.0
-    for one, other, limit in float64_pieces(*tensors):
+    for one, other, limit in float64_pieces(*(t.tensor for t in typed)):
         least = float(limit.amin())  # NaN where there is one
         if not least >= 0:
             raise ArgumentError("size is a sum of magnitudes", got=least, expected="at least 0")
@@ -254,39 +247,7 @@ def tolerance_used(a: Any, b: Any, size: Any, tol: float) -> float:
             )
         apart = (one - other).abs_()
         # Of a limit beyond the largest number that number is the limit: no error passes unseen.
-        wide = (limit * (2 * tol)).clamp_(max(least_numbers), torch.finfo(torch.float64).max)
+        wide = (limit * (2 * tol)).clamp_(spacing, torch.finfo(torch.float64).max)
         used = (apart / wide.masked_fill_(limit == 0, 0.0)).masked_fill_(apart == 0, 0.0)
         most = max(most, float(torch.nan_to_num_(used, nan=math.inf, posinf=math.inf).amax()))
     return most
-
-
-def round_up(value: float, digits: int = 2) -> float:
-    """The smallest number of so many significant decimal digits that is not below *value*.
-
-    For a tolerance that is to be shipped: rounded to nearest it might be below its bound.
-
-    Parameters
-    ----------
-    value : float
-        0 or more; infinity stays.
-    digits : int, default 2
-        Significant decimal digits, at least 1.
-
-    Raises
-    ------
-    ArgumentError
-        When *value* is negative or NaN, or *digits* less than 1.
-
-    Examples
-    --------
-    >>> round_up(0.031, digits=1), round_up(0.031), round_up(0.0312)
-    (0.04, 0.031, 0.032)
-    """
-    check_number("value", value, 0, finite=False)
-    check_whole("digits", digits, 1)
-    if value == math.inf:
-        return value
-    # The shortest decimal that reads as this float: the float 0.04 itself is a little above 0.04.
-    shortest = decimal.Decimal(repr(float(value)))
-    context = decimal.Context(prec=int(digits), rounding=decimal.ROUND_CEILING)
-    return float(context.plus(shortest))

@@ -25,19 +25,19 @@ where no input of the calibration did.
 from __future__ import annotations
 
 import dataclasses
+import decimal
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from roundoff.arguments import check_flag, check_number
-from roundoff.describe import TypedTensor, as_tensor
+import torch
+
+from roundoff.describe import TypedTensor
 from roundoff.dtypes import DType
-from roundoff.errors import ArgumentError, ShapeError
+from roundoff.errors import ArgumentError
 
-from .bounds import round_up
-from .pieces import float64_pieces, typed_tensor
-
-__all__ = ["FALSE_ALARMS", "LEAST", "CalibratedTolerance", "Calibration", "calibrated_tolerance"]
+from .pieces import float64_pieces, same_shape, typed_tensor
+from .scaled import real_type
 
 #: Share of fresh inputs that may exceed a tolerance.
 FALSE_ALARMS = 1 / 300
@@ -51,7 +51,7 @@ _CAREFUL = 0.3
 _MARGIN = 2.0
 #: A tolerance this many times all scores is made by the assumed tail, not by the inputs.
 _STRETCHED = 10.0
-#: Steps beyond which a type of few digits says nothing; see :func:`_widest`.
+#: Steps beyond which a type of few digits says nothing.
 _STEPS = 16
 _ASSUMES = (
     "inputs of these ranges, signs and shapes. It does not hold for more cancellation, a larger "
@@ -122,19 +122,19 @@ class CalibratedTolerance:
         ------
         ArgumentError
             There is no tolerance, or an argument is no tensor.
+        DtypeError
+            An argument has no floating type.
         ShapeError
             The shapes differ.
         """
         if not self.found:
             raise ArgumentError("no tolerance can be defended", got=self.reason)
-        check_flag("any_scale", any_scale)
-        a, b = _typed(got), _typed(expected)
-        atol = self.atol
-        if any_scale:
-            atol = max(self.rtol * _rms(b), *(t.info.tiny * t.info.eps for t in (a, b)))
-        for one, other in _pieces(a, b):
-            apart = (one - other).abs()
-            allowed = apart <= atol + self.rtol * other.abs()
+        a, b = typed_tensor(got, "got"), typed_tensor(expected, "expected")
+        least = max(real_type(t.info).tiny * t.info.eps for t in (a, b))
+        same_shape(a.tensor, b.tensor)
+        atol = max(self.rtol * _rms(b.tensor), least) if any_scale else self.atol
+        for one, other in float64_pieces(a.tensor, b.tensor):
+            allowed = (one - other).abs() <= atol + self.rtol * other.abs()
             same = (one == other) | (one.isnan() & other.isnan())
             if not bool((same | (allowed & other.isfinite())).all()):
                 return False
@@ -165,7 +165,7 @@ class Calibration:
     >>> rng, calibration = np.random.default_rng(0), Calibration()
     >>> for _ in range(32):
     ...     x = rng.standard_normal((64, 100)).astype("float32")
-    ...     calibration.add(x.sum(1), x.astype("float64").sum(1).astype("float32"))
+    ...     calibration.add([(x.sum(1), x.astype("float64").sum(1).astype("float32"))])
     >>> calibration.tolerance().differ
     32
     """
@@ -177,54 +177,34 @@ class Calibration:
         self.rms = 0.0
         self._reason = ""
 
-    def add(self, got: Any, expected: Any) -> None:
-        """Take in the two results of one input.
+    def add(self, pairs: Sequence[tuple[Any, Any]]) -> None:
+        """Take in pairs of results of one input: the one that differs most counts."""
+        typed = [(typed_tensor(a, "a result"), typed_tensor(b, "a result")) for a, b in pairs]
+        if typed[0][0].tensor.numel() or typed[0][1].tensor.numel():
+            scores = [self._score(a, b) for a, b in typed]
+            self.scores.append(max(scores))
+            self.sizes.append(_rms(typed[0][1].tensor))
 
-        Raises
-        ------
-        ArgumentError
-            An argument is no tensor.
-        ShapeError
-            The shapes differ.
-        """
-        self.add_worst([(got, expected)])
-
-    def add_worst(self, pairs: Sequence[tuple[Any, Any]]) -> None:
-        """Take in several pairs of results of one input: the one that differs most counts."""
-        pairs = list(_pairs(pairs))
-        steps = [self._score(_typed(got), _typed(expected)) for got, expected in pairs]
-        known = [s for s in steps if s is not None]
-        if known:
-            self.scores.append(max(known))
-            self.sizes.append(_rms(_typed(pairs[0][1])))
-
-    def _score(self, a: TypedTensor, b: TypedTensor) -> float | None:
-        """Largest difference in steps; None where there is none to count."""
-        floats = [t.info for t in (a, b) if t.info.is_float and t.info.precision > 1]
-        if len(floats) < 2:
+    def _score(self, a: TypedTensor, b: TypedTensor) -> float:
+        """Largest difference in steps; infinities and NaN in the same place differ by nothing."""
+        same_shape(a.tensor, b.tensor)
+        info = min(a.info, b.info, key=lambda i: i.precision)
+        if not (a.info.is_float and b.info.is_float and info.precision > 1):
             names = " and ".join(sorted({a.info.name, b.info.name}))
             self._reason = f"the results are {names}: count the elements that differ"
-            return None
-        info = min(floats, key=lambda i: i.precision)
-        if self.info not in (None, info):
-            self._reason = (
-                f"the results are {self.info.name} of one input and {info.name} of another"
-            )
-        self.info = info
-        self.rms = self.rms or _rms(b)
-        return self._steps(a, b) if a.tensor.numel() or b.tensor.numel() else None
-
-    def _steps(self, a: TypedTensor, b: TypedTensor) -> float:
-        """Largest difference in steps; infinities and NaN in the same place differ by nothing."""
-        assert self.info is not None
+            return 0.0
+        if self.info is None:
+            self.info, self.rms = info, _rms(b.tensor)
+        elif self.info != info:
+            self._reason = f"some results are {self.info.name}, others {info.name}"
         most, finite = 0.0, 0
-        for one, other in _pieces(a, b):
+        for one, other in float64_pieces(a.tensor, b.tensor):
             same = (one == other) | (one.isnan() & other.isnan())
             fits = one.isfinite() & other.isfinite()
             finite += int(fits.sum())
             if not bool((same | fits).all()):
                 self._reason = "one result is NaN or infinite where the other is not"
-            steps = (one - other).abs_().div_(other.abs_().add_(self.rms).mul_(self.info.eps))
+            steps = (one - other).abs_().div_(other.abs_().add_(self.rms).mul_(info.eps))
             steps.masked_fill_(same | ~fits, 0.0)
             most = max(most, float(steps.amax()))
         if not finite:
@@ -232,45 +212,32 @@ class Calibration:
         return most
 
     def tolerance(self, false_alarms: float = FALSE_ALARMS) -> CalibratedTolerance:
-        """What the inputs so far give.
-
-        Parameters
-        ----------
-        false_alarms : float
-            Probability, at most, with which a fresh input exceeds it; above 0 and below 1.
-
-        Raises
-        ------
-        ArgumentError
-            *false_alarms* is no such probability.
-        """
-        check_number("false_alarms", false_alarms, above=0, below=1)
+        """What the inputs so far give; *false_alarms* is the share of fresh ones that may fail."""
         n, differ = len(self.scores), sum(s > 0 for s in self.scores)
         told = CalibratedTolerance(feeds=n, differ=differ, false_alarms=false_alarms)
         if self._reason or self.info is None:
             return dataclasses.replace(told, reason=self._reason or "there are no results")
         if n < LEAST:
             return dataclasses.replace(told, reason=f"{n} inputs: at least {LEAST} show a tail")
-        eps = self.info.eps
+        eps, largest = self.info.eps, max(self.scores)
         extrapolated = n + 1 < 1 / false_alarms
-        most = 1 + max(self.scores)
         tail = _tail(self.scores, _CAREFUL * false_alarms)
         if not extrapolated:  # no assumption is needed, and the tail is only a margin
-            tail = min(tail, _MARGIN * most)
-        steps = max(_FLOOR, most, tail)
-        widest = _widest(self.info)
-        if not most * eps <= widest:
-            return dataclasses.replace(told, reason=self._too_wide(most))
-        if steps > max(_FLOOR, _STRETCHED * most):
+            tail = min(tail, _MARGIN * (1 + largest))
+        steps = max(_FLOOR, 1 + largest, tail)
+        stretched = steps > max(_FLOOR, _STRETCHED * (1 + largest))
+        told_steps = 1 + largest if stretched else steps
+        # Beyond this a difference is no rounding, or the tolerance hides every fault.
+        if not told_steps * eps <= max(math.sqrt(eps), _STEPS * eps):
+            return dataclasses.replace(told, reason=self._too_wide(told_steps))
+        if stretched:
             reason = (
-                f"the largest of the {n} inputs differs by {most - 1:.2g} last places, and their "
+                f"the largest of the {n} inputs differs by {largest:.2g} last places, and their "
                 f"tail reaches {steps:.2g}: calibrate on {math.ceil(1 / false_alarms)} inputs"
             )
             return dataclasses.replace(told, reason=reason)
-        if not steps * eps <= widest:
-            return dataclasses.replace(told, reason=self._too_wide(steps))
         least = self.info.tiny * eps  # the spacing of the subnormal numbers
-        rtol, atol = round_up(steps * eps), round_up(max(steps * eps * self.rms, least))
+        rtol, atol = _rounded_up(steps * eps), _rounded_up(max(steps * eps * self.rms, least))
         return dataclasses.replace(
             told, rtol=rtol, atol=atol, passes=rtol, extrapolated=extrapolated
         )
@@ -284,16 +251,43 @@ class Calibration:
         return text + " without cancellation"
 
 
-def calibrated_tolerance(
-    pairs: Iterable[tuple[Any, Any]], *, false_alarms: float = FALSE_ALARMS
-) -> CalibratedTolerance:
+def _tail(scores: list[float], p: float) -> float:
+    """What 1 + a fresh score exceeds with probability p, by the tail of the larger half."""
+    ordered = sorted((1 + s for s in scores), reverse=True)
+    k, n = len(ordered) // 2, len(ordered)
+    mean = sum(math.log(s / ordered[k]) for s in ordered[:k]) / k
+    y = k * mean * ((k / (n * p)) ** (1 / k) - 1)
+    return ordered[k] * math.exp(min(y, 700.0))
+
+
+def _rounded_up(value: float) -> float:
+    """The smallest number of two decimal digits that is not below *value*."""
+    # The shortest decimal that reads as this float: the float 0.04 itself is a little above 0.04.
+    context = decimal.Context(prec=2, rounding=decimal.ROUND_CEILING)
+    return float(context.plus(decimal.Decimal(repr(float(value)))))
+
+
+def _rms(tensor: torch.Tensor) -> float:
+    """Of the finite elements; their squares are those of fractions of the largest one."""
+    largest, squares, count = 0.0, 0.0, 0
+    for (piece,) in float64_pieces(tensor):
+        finite = piece[piece.isfinite()].abs()
+        largest = max(largest, float(finite.max()) if len(finite) else 0.0)
+    for (piece,) in float64_pieces(tensor):
+        finite = piece[piece.isfinite()]
+        squares += float((finite / (largest or 1.0)).square().sum())
+        count += len(finite)
+    return largest * math.sqrt(squares / max(count, 1))
+
+
+def calibrated_tolerance(pairs: Iterable[tuple[Any, Any]]) -> CalibratedTolerance:
     """A tolerance for two computations of one tensor, from both results on many inputs.
 
-    The floor of ``rtol`` is 2 eps: a unit in the last place of each result. With fewer than
-    1 / *false_alarms* inputs the tail of the differences is assumed to be a power law's, or
-    lighter, and extrapolated. Where no tolerance can be defended, ``reason`` says why: infinities
-    or NaN on one side, integers, a difference beyond what rounding explains, or too few inputs for
-    their spread.
+    At most one fresh input in 300 fails. The floor of ``rtol`` is 2 eps: a unit in the last place
+    of each result. With fewer than 299 inputs the tail of the differences is assumed to be a power
+    law's, or lighter, and extrapolated. Where no tolerance can be defended, ``reason`` says why:
+    infinities or NaN on one side, integers, a difference beyond what rounding explains, or too few
+    inputs for their spread.
 
     It holds for inputs like those given, on these two implementations: of the same ranges, signs
     and shapes. More cancellation, a larger \\|mean\\| / std before a LayerNorm, and underflow need
@@ -310,13 +304,11 @@ def calibrated_tolerance(
     ----------
     pairs : iterable of (tensor, tensor)
         Both results on one input after the other, at least 16; of one shape within a pair.
-    false_alarms : float, default 1/300
-        Share of fresh inputs that may fail.
 
     Raises
     ------
     ArgumentError
-        *pairs* holds something else, or *false_alarms* is no probability.
+        *pairs* holds something else.
     ShapeError
         The shapes of a pair differ.
 
@@ -333,68 +325,13 @@ def calibrated_tolerance(
     >>> found.allows(x @ w, x @ w * 1.01)
     False
     """
-    calibration = Calibration()
-    for pair in _pairs(pairs):
-        calibration.add(*pair)
-    return calibration.tolerance(false_alarms)
-
-
-def _pairs(pairs: Any) -> Iterator[Any]:
-    """The pairs one by one, each refused that is none."""
-    iterable = isinstance(pairs, Iterable) and not isinstance(pairs, (str, bytes, Mapping))
-    if not iterable or as_tensor(pairs) is not None:
+    if not isinstance(pairs, Iterable):
         raise ArgumentError("pairs", got=type(pairs).__name__, expected="pairs of results")
+    calibration = Calibration()
     for pair in pairs:
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise ArgumentError(
                 "a pair", got=type(pair).__name__, expected="two results for each input"
             )
-        yield pair
-
-
-def _tail(scores: list[float], p: float) -> float:
-    """What 1 + a fresh score exceeds with probability p, by the tail of the larger half."""
-    ordered = sorted((1 + s for s in scores), reverse=True)
-    k, n = len(ordered) // 2, len(ordered)
-    mean = sum(math.log(s / ordered[k]) for s in ordered[:k]) / k
-    y = k * mean * ((k / (n * p)) ** (1 / k) - 1)
-    return ordered[k] * math.exp(min(y, 700.0))
-
-
-def _widest(info: DType) -> float:
-    """Relative tolerance beyond which a difference is no rounding, or hides every fault."""
-    return max(math.sqrt(info.eps), _STEPS * info.eps)
-
-
-def _typed(value: Any) -> TypedTensor:
-    typed = typed_tensor(value, "a result")
-    if typed.info.kind == "complex":
-        raise ArgumentError(
-            "a complex tensor",
-            got=typed.info.name,
-            expected="real numbers",
-            hint="torch.view_as_real",
-        )
-    return typed
-
-
-def _pieces(a: TypedTensor, b: TypedTensor) -> Iterable[list[Any]]:
-    shapes = [tuple(t.tensor.shape) for t in (a, b)]
-    if shapes[0] != shapes[1]:
-        raise ShapeError("shapes differ", got=f"{shapes[0]} and {shapes[1]}")
-    return float64_pieces(a.tensor, b.tensor)
-
-
-def _rms(typed: TypedTensor) -> float:
-    """Of the finite elements; their squares are those of fractions of the largest one."""
-    largest, squares, count = 0.0, 0.0, 0
-    for (piece,) in float64_pieces(typed.tensor):
-        finite = piece[piece.isfinite()].abs()
-        largest = max(largest, float(finite.max()) if len(finite) else 0.0)
-    if not largest:
-        return 0.0
-    for (piece,) in float64_pieces(typed.tensor):
-        finite = piece[piece.isfinite()]
-        squares += float((finite / largest).square().sum())
-        count += len(finite)
-    return largest * math.sqrt(squares / count)
+        calibration.add([(pair[0], pair[1])])
+    return calibration.tolerance()

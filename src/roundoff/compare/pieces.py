@@ -7,10 +7,9 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
-from roundoff.describe import TypedTensor, as_tensor, lacking, parts
+from roundoff.describe import TypedTensor, as_tensor, opened
 from roundoff.errors import ArgumentError, ShapeError
 
 #: Elements of a piece that is widened to float64 at once: on a CPU what its caches hold, on a GPU
@@ -21,11 +20,12 @@ PIECE, PIECE_GPU = 1 << 17, 1 << 22
 def partition(shape: Sequence[int], most: int) -> Iterator[tuple[int, tuple[Any, ...]]]:
     """(flat offset, index) of pieces of at most *most* elements that cut a shape, in order.
 
-    Works for any strides, since a piece is a run of one axis under fixed indices of the axes
-    before it.
+    An empty shape has none. Works for any strides, since a piece is a run of one axis under fixed
+    indices of the axes before it.
     """
     if math.prod(shape) <= most:
-        yield 0, ()
+        if math.prod(shape):
+            yield 0, ()
         return
     axis = next(k for k in range(len(shape)) if math.prod(shape[k + 1 :]) <= most)
     inner = math.prod(shape[axis + 1 :])
@@ -39,32 +39,12 @@ def partition(shape: Sequence[int], most: int) -> Iterator[tuple[int, tuple[Any,
 
 
 def typed_tensor(value: Any, name: str) -> TypedTensor:
-    """The tensor in *value*, all of whose numbers count.
-
-    Raises
-    ------
-    ArgumentError
-        There is none, it has no data (torch's meta device), or a mask leaves some of it out.
-    """
+    """The tensor in *value*; an ArgumentError where there is none, or not all of its numbers."""
     typed = as_tensor(value)
     if typed is None:
         raise ArgumentError(
             f"{name} is no tensor", got=type(value).__name__, expected="a tensor or array"
         )
-    if isinstance(value, np.ma.MaskedArray):
-        raise ArgumentError(
-            f"{name} is masked",
-            got=type(value).__name__,
-            expected="an array without a mask",
-            hint="the numbers alone, .compressed()",
-        )
-    return with_data(typed, name)
-
-
-def with_data(typed: TypedTensor, name: str) -> TypedTensor:
-    """The same tensor; an ArgumentError where it has no data."""
-    if lack := lacking(typed.tensor):
-        raise ArgumentError(f"{name} has no data", got=lack)
     return typed
 
 
@@ -98,27 +78,16 @@ def aligned(expected: Any, got: Any) -> Any:
     ArgumentError
         When the keys of two differ.
     """
-    one, other = (_opened(x) for x in (expected, got))
+    one, other = opened(expected), opened(got)
     if isinstance(one, dict) and isinstance(other, dict):
         if set(one) != set(other):
-            only = [sorted(map(str, a.keys() - b.keys())) for a, b in ((one, other), (other, one))]
             raise ArgumentError(
                 "the two hold different keys",
-                got=f"{only[1]} for {only[0]}",
+                got=f"{sorted(map(str, other))} for {sorted(map(str, one))}",
                 expected="the same keys in both",
                 hint="compare lists of tensors, in one order",
             )
         return {key: aligned(value, other[key]) for key, value in one.items()}
-    lists = isinstance(one, (list, tuple)) and isinstance(other, (list, tuple))
-    if lists and len(one) == len(other):
+    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
         return [aligned(a, b) for a, b in zip(one, other, strict=True)]
     return got
-
-
-def _opened(value: Any) -> Any:
-    """What a container holds; a cache as it is, since its layers are its order."""
-    opened = parts(value)
-    if opened is None:
-        return value
-    held = opened[1]
-    return value if isinstance(held, dict) and list(held) == ["key_cache", "value_cache"] else held

@@ -11,7 +11,9 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from roundoff.describe import TypedTensor, as_tensor, tree_leaves
+import torch
+
+from roundoff.describe import TypedTensor, tree_leaves
 from roundoff.dtypes import DType, dtype_info
 from roundoff.errors import ArgumentError, DtypeError, ShapeError
 
@@ -112,20 +114,11 @@ def scaled_error(truth: Any, got: Any, dtype: Any = None) -> ScaledError:
 
 
 def _tensors(tree: Any, name: str) -> list[TypedTensor]:
-    leaves = tree_leaves(tree)
-    if not leaves:
+    tensors = [typed_tensor(leaf, f"a part of the {name}") for leaf in tree_leaves(tree)]
+    if not tensors:
         raise ArgumentError(f"{name} holds no tensor", expected="at least one")
-    tensors = []
-    for leaf in leaves:
-        if as_tensor(leaf) is None:
-            raise ArgumentError(
-                f"{name} holds something else than tensors",
-                got=type(leaf).__name__,
-                expected="tensors, arrays, and lists, tuples and dicts of them",
-            )
-        typed = typed_tensor(leaf, name)
-        real_type(typed.info)
-        tensors.append(typed)
+    for tensor in tensors:
+        real_type(tensor.info)
     return tensors
 
 
@@ -138,8 +131,6 @@ def real_type(dtype: Any) -> DType:
 
 
 def _one(truth: TypedTensor, got: TypedTensor, unit: DType) -> ScaledError:
-    import torch
-
     same_shape(truth.tensor, got.tensor)
     if truth.info.precision <= unit.precision:
         raise DtypeError(

@@ -9,9 +9,9 @@ import onnx
 from .protos import (
     attribute_text,
     bodies,
-    captured,
     dtype_text,
     load,
+    reads,
     shape_of,
     small_value,
     type_text,
@@ -30,7 +30,7 @@ def onnx_simple_text_plot(model: Any) -> str:
 
     Parameters
     ----------
-    model : ModelProto, GraphProto, FunctionProto, NodeProto, bytes or path
+    model : ModelProto, GraphProto, FunctionProto, bytes or path
         What to show; weights stored in other files are not read.
 
     Raises
@@ -55,22 +55,36 @@ def onnx_simple_text_plot(model: Any) -> str:
     output: name='Z' type='float32' shape=['N', 4]
     """
     proto = load(model)
-    lines = [
-        f"opset: domain={o.domain!r} version={o.version}"
-        for o in getattr(proto, "opset_import", ())
-    ]
-    if isinstance(proto, onnx.NodeProto):
-        return "\n".join(_node_lines(proto, 0))
-    graph = proto.graph if isinstance(proto, onnx.ModelProto) else proto
-    lines += _graph_lines(graph, 0)
-    if isinstance(proto, onnx.ModelProto):
-        for function in proto.functions:
-            lines.append(f"----- function name={function.name!r} domain={function.domain!r}")
-            lines += [
-                f"opset: domain={o.domain!r} version={o.version}" for o in function.opset_import
-            ]
-            lines += _graph_lines(function, 0)
+    if isinstance(proto, onnx.GraphProto):
+        return "\n".join(_graph_lines(proto, 0))
+    if isinstance(proto, onnx.FunctionProto):
+        return "\n".join([*_opset_lines(proto), *_graph_lines(proto, 0)])
+    lines = [*_opset_lines(proto), *_graph_lines(proto.graph, 0)]
+    for function in proto.functions:
+        lines.append(f"----- function name={function.name!r} domain={function.domain!r}")
+        lines += [*_opset_lines(function), *_graph_lines(function, 0)]
     return "\n".join(lines)
+
+
+def _opset_lines(proto: Any) -> list[str]:
+    return [f"opset: domain={o.domain!r} version={o.version}" for o in proto.opset_import]
+
+
+def _graph_lines(graph: Any, indent: int) -> list[str]:
+    """Lines of a GraphProto or FunctionProto, all indented by *indent* steps at least."""
+    lines = [_value_line("input", i) for i in graph.input]
+    if isinstance(graph, onnx.FunctionProto):
+        lines += [f"attribute: {name!r}" for name in graph.attribute]
+        lines += [f"attribute: {a.name!r} {attribute_text(a)}" for a in graph.attribute_proto]
+    else:
+        lines += [_initializer_line(t) for t in graph.initializer]
+    lines = ["  " * indent + line for line in lines]
+    depth: dict[str, int] = {}
+    for node in graph.node:
+        level = max((depth.get(n, 0) for n in reads(node)), default=0)
+        depth.update(dict.fromkeys((o for o in node.output if o), level + 1))
+        lines += _node_lines(node, indent + min(level, _MOST_INDENT))
+    return lines + ["  " * indent + _value_line("output", o) for o in graph.output]
 
 
 def _value_line(kind: str, value: Any) -> str:
@@ -81,47 +95,17 @@ def _value_line(kind: str, value: Any) -> str:
     return text if shape is None else f"{text} shape={shape}"
 
 
-def _graph_lines(graph: Any, indent: int) -> list[str]:
-    """Lines of a GraphProto or FunctionProto, all indented by *indent* steps at least."""
-    lines = [_value_line("input", i) for i in graph.input]
-    lines += [f"attribute: {name!r}" for name in getattr(graph, "attribute", ())]
-    lines += [_value_line_of_default(a) for a in getattr(graph, "attribute_proto", ())]
-    lines += [_initializer_line(t) for t in getattr(graph, "initializer", ())]
-    lines += [
-        f"init: name={t.values.name!r} type='sparse({dtype_text(t.values.data_type)})' "
-        f"shape={list(t.dims)}"
-        for t in getattr(graph, "sparse_initializer", ())
-    ]
-    lines = ["  " * indent + line for line in lines]
-    depth: dict[str, int] = {}
-    for node in graph.node:
-        read = [n for n in node.input if n]
-        read += [n for _, body in bodies(node) for n in captured(body)]
-        level = max((depth.get(n, 0) for n in read), default=0)
-        depth.update(dict.fromkeys((o for o in node.output if o), level + 1))
-        lines += _node_lines(node, indent + min(level, _MOST_INDENT))
-    return lines + ["  " * indent + _value_line("output", o) for o in graph.output]
+def _initializer_line(tensor: onnx.TensorProto) -> str:
+    kind, value = dtype_text(tensor.data_type), small_value(tensor)
+    text = f"init: name={tensor.name!r} type={kind!r} shape={list(tensor.dims)}"
+    return text if value is None else f"{text} -- {value}"
 
 
 def _node_lines(node: onnx.NodeProto, step: int) -> list[str]:
     domain = f"[{node.domain}]" if node.domain not in ("", "ai.onnx") else ""
-    arguments = [*node.input, *(attribute_text(a) for a in node.attribute)]
-    lines = [
-        f"{'  ' * step}{node.op_type}{domain}({', '.join(arguments)}) -> {', '.join(node.output)}"
-    ]
+    arguments = ", ".join([*node.input, *map(attribute_text, node.attribute)])
+    lines = [f"{'  ' * step}{node.op_type}{domain}({arguments}) -> {', '.join(node.output)}"]
     for name, body in bodies(node):
         lines.append("  " * (step + 1) + f"----- {name}")
         lines += _graph_lines(body, step + 1)
     return lines
-
-
-def _initializer_line(tensor: onnx.TensorProto) -> str:
-    value = small_value(tensor)
-    return (
-        f"init: name={tensor.name!r} type={dtype_text(tensor.data_type)!r} "
-        f"shape={list(tensor.dims)}" + (f" -- {value}" if value is not None else "")
-    )
-
-
-def _value_line_of_default(attribute: onnx.AttributeProto) -> str:
-    return f"attribute: {attribute.name!r} {attribute_text(attribute)}"

@@ -22,7 +22,6 @@ import pandas as pd
 import torch
 from scipy.stats import binomtest
 from torch.nn.functional import linear
-from tqdm import tqdm
 
 from roundoff.models import PASSAGES, Float64Llama, GraphStep, decode, load_trained, prompts
 from roundoff.page.measurement import Study
@@ -49,8 +48,7 @@ BATCH, MOST = (32, 64) if GPU else (2, 2) if fast else (4, 8)
 @functools.cache
 def as_read():
     """The weights of the file: four bits, a scale and a minimum, as float32."""
-    progress = partial(tqdm, disable=None)
-    return load_trained(round_to=None, progress=progress, layers=2 if fast else None)
+    return load_trained(round_to=None, layers=2 if fast else None)
 
 
 @functools.cache

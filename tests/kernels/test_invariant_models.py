@@ -138,19 +138,6 @@ def test_values_and_gradients_are_torchs(name):
     assert bool(places.within) == (name == "Mixtral"), places.within  # its experts and routers
 
 
-def test_compiled_gradients_are_those_of_eager():
-    """A compiler traces the backward pass with tensors of its own."""
-    ids, made = tokens(12), []
-    for compiled in (False, True):
-        model = changed("Llama", torch.bfloat16).requires_grad_(True)
-        run = torch.compile(model, backend="aot_eager") if compiled else model
-        loss = run(ids, labels=ids, use_cache=False).loss
-        made.append((loss, *torch.autograd.grad(loss, list(model.parameters()))))
-    for a, b in zip(*made, strict=True):
-        largest = float(b.detach().abs().max())
-        torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2 * largest)
-
-
 @pytest.mark.skipif(DEVICE == "cpu", reason="a CPU has one way")
 @pytest.mark.parametrize(("n", "k"), [(576, 1536), (1024, 8192), (64, 200), (4096, 14336)])
 def test_a_linear_takes_each_way_of_the_product_with_gradients(n, k):
@@ -280,22 +267,24 @@ def test_what_lacks_the_property_is_named():
     + [pytest.param(n, "inductor", marks=slow) for n in MODELS if n != "Mixtral"],
 )
 def test_it_compiles_without_a_break(name, backend):
+    """A compiler traces the backward pass, too, with tensors of its own."""
     torch._dynamo.reset()
-    model, ids = changed(name, torch.float32), tokens(24)
+    model, ids = changed(name, torch.float32).requires_grad_(True), tokens(24)
     assert torch._inductor.config.emulate_precision_casts  # what a GPU shows without it
+
+    def logits(ids):
+        return model(ids, use_cache=False).logits
+
+    run = torch.compile(logits, backend=backend, fullgraph=True, dynamic=True)
     with torch.no_grad():
-        eager = model(ids).logits
-        run = torch.compile(
-            lambda ids: model(ids, use_cache=False).logits,
-            backend=backend,
-            fullgraph=True,
-            dynamic=True,
-        )
         whole = run(ids)
-        torch.testing.assert_close(whole, eager, rtol=1e-4, atol=1e-5)
         for rows in ([0], [4], [3, 1], [2, 2, 4]):
             assert torch.equal(run(ids[rows]), whole[rows])
-    model.requires_grad_(True)
-    run(ids).sum().backward()
-    assert all(p.grad is not None for p in model.parameters())
+    made = []
+    for function in (run, logits):
+        out = function(ids)
+        made.append((out, *torch.autograd.grad(out.sin().sum(), list(model.parameters()))))
+    for a, b in zip(*made, strict=True):
+        largest = float(b.detach().abs().max())
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5 + 1e-4 * largest)
     torch._dynamo.reset()

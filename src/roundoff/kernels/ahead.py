@@ -100,7 +100,7 @@ def compiled_ahead(cases: Iterable[Compile]) -> list[dict[str, Any]]:
     return rows
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+class _Pickler(cloudpickle.Pickler):
     """Sends a kernel as its function, and remembers the files that Triton will read it from."""
 
     def __init__(self, file: io.BytesIO) -> None:

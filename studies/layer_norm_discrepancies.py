@@ -195,7 +195,7 @@ ORT = {  # switch: where it acts, options of roundoff.ort.session
     "use_tf32 = 0": ("CUDA float32", {"tf32": False}),
     "enable_skip_layer_norm_strict_mode": (
         "CUDA float16",
-        {"provider_options": {"enable_skip_layer_norm_strict_mode": 1}},
+        {"providers": [(CUDA, {"enable_skip_layer_norm_strict_mode": 1})]},
     ),
 }
 TORCH = {  # switch: where it acts, how it is set and read, the value
@@ -250,7 +250,11 @@ def switched(case: Case, feeds: Any) -> Iterator[tuple[str, str, Any, float]]:
     calls, here = {}, ("", provider, f"{provider} {case.columns['dtype']}")
     for switch, (where, options) in ORT.items():
         if where in here:
-            run = session(model, [case.provider], **{"tf32": True} | options).bind(feeds).run
+            run = (
+                session(model, **{"providers": [case.provider], "tf32": True} | options)
+                .bind(feeds)
+                .run
+            )
             calls["ORT", switch] = lambda run=run: run()[0]
     for switch, (where, *how) in TORCH.items():
         if where in here:

@@ -100,47 +100,36 @@ def small(tmp_path_factory):
 
 
 def logits_by_numpy(w: dict[str, np.ndarray], ids: list[int]) -> np.ndarray:
-    """The same model in float64, position by position, head by head, with llama.cpp's rotation."""
+    """The same model in float64, with llama.cpp's rotation: neighbours turn together."""
     w = {name: value.astype(np.float64) for name, value in w.items()}
-    size = HIDDEN // HEADS
+    length, size = len(ids), HIDDEN // HEADS
+    frequencies = 10000.0 ** (-2 * np.arange(size // 2) / size)
+    turn = np.exp(1j * np.arange(length)[:, None, None] * frequencies)
 
     def norm(x, name):
-        return x / np.sqrt(np.mean(x * x) + 1e-5) * w[name]
+        return x / np.sqrt(np.mean(x * x, -1, keepdims=True) + 1e-5) * w[f"{name}.weight"]
 
-    def rotate(x, position):  # neighbours turn together
-        out = x.copy()
-        for j in range(size // 2):
-            angle = position * 10000.0 ** (-2 * j / size)
-            a, b = x[2 * j], x[2 * j + 1]
-            out[2 * j] = a * np.cos(angle) - b * np.sin(angle)
-            out[2 * j + 1] = a * np.sin(angle) + b * np.cos(angle)
-        return out
+    def product(x, name):
+        return x @ w[f"{name}.weight"].T
 
-    keys, values, rows = {}, {}, []
-    for position, token in enumerate(ids):
-        x = w["token_embd.weight"][token]
-        for i in range(LAYERS):
-            h = norm(x, f"blk.{i}.attn_norm.weight")
-            q = (w[f"blk.{i}.attn_q.weight"] @ h).reshape(HEADS, size)
-            k = (w[f"blk.{i}.attn_k.weight"] @ h).reshape(KEY_HEADS, size)
-            v = (w[f"blk.{i}.attn_v.weight"] @ h).reshape(KEY_HEADS, size)
-            keys[i, position] = [rotate(one, position) for one in k]
-            values[i, position] = v
-            mixed = []
-            for head in range(HEADS):
-                of = head * KEY_HEADS // HEADS
-                query = rotate(q[head], position)
-                scores = np.array([query @ keys[i, p][of] for p in range(position + 1)])
-                shares = np.exp((scores - scores.max()) / np.sqrt(size) * 1.0)
-                shares /= shares.sum()
-                mixed.append(sum(s * values[i, p][of] for p, s in enumerate(shares)))
-            x = x + w[f"blk.{i}.attn_output.weight"] @ np.concatenate(mixed)
-            h = norm(x, f"blk.{i}.ffn_norm.weight")
-            gate = w[f"blk.{i}.ffn_gate.weight"] @ h
-            up = w[f"blk.{i}.ffn_up.weight"] @ h
-            x = x + w[f"blk.{i}.ffn_down.weight"] @ (gate / (1 + np.exp(-gate)) * up)
-        rows.append(w["token_embd.weight"] @ norm(x, "output_norm.weight"))
-    return np.array(rows)
+    x = w["token_embd.weight"][ids]
+    for i in range(LAYERS):
+        block = f"blk.{i}"
+        h = norm(x, f"{block}.attn_norm")
+        q, k, v = (product(h, f"{block}.attn_{n}").reshape(length, -1, size) for n in "qkv")
+        q, k = ((t.view(complex) * turn).view(float) for t in (q, k))
+        k, v = (t.repeat(HEADS // KEY_HEADS, axis=1) for t in (k, v))
+        scores = np.einsum("qhd,khd->hqk", q, k) / np.sqrt(size)
+        scores[:, np.triu(np.ones((length, length), bool), 1)] = -np.inf
+        shares = np.exp(scores - scores.max(-1, keepdims=True))
+        shares /= shares.sum(-1, keepdims=True)
+        mixed = np.einsum("hqk,khd->qhd", shares, v).reshape(length, -1)
+        x = x + product(mixed, f"{block}.attn_output")
+        h = norm(x, f"{block}.ffn_norm")
+        gate = product(h, f"{block}.ffn_gate")
+        gated = gate / (1 + np.exp(-gate)) * product(h, f"{block}.ffn_up")
+        x = x + product(gated, f"{block}.ffn_down")
+    return product(norm(x, "output_norm"), "token_embd")
 
 
 IDS = [1, 60, 3, 7, 200, 60, 11, 9]

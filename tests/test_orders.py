@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from roundoff.reductions import (
     DTYPES,
     add_in_order,
-    gloo_order,
     gloo_sum,
     order_probes,
     orders_found,
     ring_sum,
     round_to,
 )
+from roundoff.reductions.orders import gloo_order
 from roundoff.workers import Workers
 
 from .test_reductions import same_bits

@@ -16,12 +16,12 @@ from roundoff.errors import (
     ArgumentError,
     DtypeError,
     ModelError,
-    RoundoffError,
     ShapeError,
     UnsupportedError,
 )
 from roundoff.ort import binding
 
+CPU = "CPUExecutionProvider"
 SHARED = [
     torch.float32,
     torch.float16,
@@ -82,20 +82,15 @@ def test_arrays(array):
     assert np.array_equal(back.double().numpy(), array.astype(np.float64))
 
 
-def test_the_memory_outlives_the_tensor():
+def test_the_memory_outlives_tensors_and_session():
     value = ort.to_ort(torch.full((100_000,), 7.0, requires_grad=True))
     back = ort.from_ort(ort.to_ort(np.full(100_000, 7.0)))
-    gc.collect()
-    torch.zeros(100_000), np.zeros(100_000)
-    assert value.numpy().sum() == back.sum() == 700_000
-
-
-def test_outputs_outlive_the_session():
     made = ort.session(one_node("Neg", 1))
     outs = [made.run({"X0": torch.full((1000,), float(i))})[0] for i in range(5)]
     del made
     gc.collect()
-    torch.zeros(5000)
+    torch.zeros(100_000), np.zeros(100_000), torch.zeros(5000)
+    assert value.numpy().sum() == back.sum() == 700_000
     assert [o.sum().item() for o in outs] == [-1000.0 * i for i in range(5)]
 
 
@@ -142,45 +137,34 @@ def test_a_bound_run_raises_no_exception_inside():
 @pytest.mark.parametrize(
     ("feeds", "error", "match"),
     [
-        ({}, ArgumentError, "missing"),
         ({"X0": torch.ones(2, 2)}, ArgumentError, "missing"),
         ({"X0": torch.ones(2, 2), "X1": torch.ones(2, 2), "Q": 1}, ArgumentError, "unknown"),
         ({"X0": torch.ones(2, 2), "X1": torch.ones(2, 2).double()}, DtypeError, "expected float32"),
         ({"X0": torch.ones(2, 2), "X1": torch.ones(3, 2)}, ShapeError, "mismatch"),
-        ({"X0": torch.ones(2, 2), "X1": torch.ones(2)}, ShapeError, ""),
     ],
 )
 def test_wrong_feeds(feeds, error, match, capfd):
-    made = ort.session(one_node("Gemm", 2))
-    with pytest.raises(error, match=match) as caught:
-        made.run(feeds)
-    assert "onnxruntime_src" not in str(caught.value)
+    with pytest.raises(error, match=match):
+        ort.session(one_node("Gemm", 2)).run(feeds)
     assert capfd.readouterr().err == ""  # ONNX Runtime's own log stays quiet
 
 
 @pytest.mark.filterwarnings("ignore:Specified provider")
-def test_a_provider_that_does_not_start(monkeypatch):
-    # Built in, yet absent when asked for: ONNX Runtime then quietly computes on the CPU.
-    monkeypatch.setattr(
-        onnxruntime, "get_available_providers", lambda: ["MIGraphXExecutionProvider"]
-    )
-    with pytest.raises(UnsupportedError, match="does not start"):
-        ort.session(one_node("Neg", 1), ["MIGraphXExecutionProvider"])
-
-
-def test_a_type_without_a_kernel_is_unsupported_and_no_file_no_model():
-    with pytest.raises(UnsupportedError):
-        ort.session(one_node("Gemm", 2, TensorProto.BFLOAT16))
-    with pytest.raises(ModelError):
-        ort.session("/no/such/file.onnx")
-
-
-def test_cuda_without_a_gpu(monkeypatch):
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
-    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider"])
-    with pytest.raises(UnsupportedError, match="torch sees no GPU"):
-        ort.session(one_node("Neg", 1), ["CUDAExecutionProvider"])
+@pytest.mark.parametrize(
+    ("model", "provider", "error", "match"),
+    [
+        # Built in, yet absent when asked for: ONNX Runtime then quietly computes on the CPU.
+        (one_node("Neg", 1), "MIGraphXExecutionProvider", UnsupportedError, "does not start"),
+        (one_node("Neg", 1), "NoSuchExecutionProvider", UnsupportedError, "lacks a provider"),
+        (one_node("Gemm", 2, TensorProto.BFLOAT16), CPU, UnsupportedError, ""),
+        ("/no/such/file.onnx", CPU, ModelError, ""),
+    ],
+)
+def test_what_makes_no_session(monkeypatch, model, provider, error, match):
+    built_in = ["MIGraphXExecutionProvider", CPU]
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: built_in)
+    with pytest.raises(error, match=match):
+        ort.session(model, [provider])
 
 
 def test_options_reach_the_session(tmp_path):
@@ -189,14 +173,13 @@ def test_options_reach_the_session(tmp_path):
     made = ort.session(
         path, threads=2, optimization="none", session_options={"session.disable_prepacking": True}
     )
-    options = made.raw.get_session_options()
+    options, levels = made.raw.get_session_options(), onnxruntime.GraphOptimizationLevel
     assert options.intra_op_num_threads == 2
-    assert options.graph_optimization_level == (onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL)
+    assert options.graph_optimization_level == levels.ORT_DISABLE_ALL
     assert options.get_session_config_entry("session.disable_prepacking") == "1"
     assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
-    assert ort.session(path).raw.get_session_options().intra_op_num_threads == (
-        torch.get_num_threads()
-    )
+    usual = ort.session(path).raw.get_session_options()
+    assert usual.intra_op_num_threads == torch.get_num_threads()
 
 
 def test_strings_and_sequences():
@@ -251,8 +234,7 @@ def test_out_of_memory_is_a_memory_error():
         "memory for requested buffer of size 68719476736"
     )
     found = binding.translated(arena, "run")
-    assert isinstance(found, MemoryError)
-    assert not isinstance(found, RoundoffError)
+    assert type(found) is MemoryError
     assert "/x/y.cc" not in str(found)
 
 

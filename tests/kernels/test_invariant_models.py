@@ -43,11 +43,8 @@ def model_of(name, dtype):
 
 
 def padded_on_the_left(ids, length):
-    more = length - ids.shape[1]
-    mask = torch.ones(len(ids), length, dtype=torch.int64, device=DEVICE)
-    mask[:, :more] = 0
-    positions = (mask.cumsum(1) - 1).clamp(min=0)
-    return functional.pad(ids, (more, 0)), mask, positions
+    mask = functional.pad(torch.ones_like(ids), (length - ids.shape[1], 0))
+    return functional.pad(ids, (length - ids.shape[1], 0)), mask
 
 
 def changed(name, dtype):
@@ -64,10 +61,8 @@ def tokens(count=70):
     [
         ("Llama", torch.float32, "changed"),
         ("Llama", torch.bfloat16, "roundoff"),
-        ("Qwen2", torch.bfloat16, "changed"),
         ("Qwen2", torch.float32, "sdpa"),
         ("Gemma", torch.float32, "changed"),
-        ("Gemma", torch.bfloat16, "sdpa"),
         ("Mixtral", torch.bfloat16, "changed"),
         ("Mixtral", torch.float32, "roundoff"),
         ("GPT2", torch.float32, "changed"),
@@ -94,7 +89,8 @@ def test_a_model_has_the_property(name, dtype, way):
             made, cache = [*made, out.logits], out.past_key_values
         assert torch.equal(torch.cat(made, 1), whole)
         # Padded on the left, in a cache of a fixed length, then token by token.
-        wide, mask, positions = padded_on_the_left(ids[:2, :66], 75)
+        wide, mask = padded_on_the_left(ids[:2, :66], 75)
+        positions = (mask.cumsum(1) - 1).clamp(min=0)
         cache = StaticCache(config=model.config, max_cache_len=90)
         mask = functional.pad(mask, (0, 15), value=1)
         options = {"attention_mask": mask, "past_key_values": cache, "use_cache": True}
@@ -142,19 +138,6 @@ def test_values_and_gradients_are_torchs(name):
     assert bool(places.within) == (name == "Mixtral"), places.within  # its experts and routers
 
 
-def test_compiled_gradients_are_those_of_eager():
-    """A compiler traces the backward pass with tensors of its own."""
-    ids, made = tokens(12), []
-    for compiled in (False, True):
-        model = changed("Llama", torch.bfloat16).requires_grad_(True)
-        run = torch.compile(model, backend="aot_eager") if compiled else model
-        loss = run(ids, labels=ids, use_cache=False).loss
-        made.append((loss, *torch.autograd.grad(loss, list(model.parameters()))))
-    for a, b in zip(*made, strict=True):
-        largest = float(b.detach().abs().max())
-        torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2 * largest)
-
-
 @pytest.mark.skipif(DEVICE == "cpu", reason="a CPU has one way")
 @pytest.mark.parametrize(("n", "k"), [(576, 1536), (1024, 8192), (64, 200), (4096, 14336)])
 def test_a_linear_takes_each_way_of_the_product_with_gradients(n, k):
@@ -180,7 +163,7 @@ def test_a_linear_takes_each_way_of_the_product_with_gradients(n, k):
 def test_generate_compiled_into_graphs_writes_what_each_prompt_gets_alone():
     torch._dynamo.reset()
     model, ids = changed("Llama", torch.bfloat16), tokens(12)
-    wide, mask, _ = padded_on_the_left(ids, 17)
+    wide, mask = padded_on_the_left(ids, 17)
 
     def text(rows):
         return model.generate(
@@ -204,22 +187,21 @@ def test_gradients_of_norms_and_functions_in_float64():
     from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
     from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-    layers = [LlamaRMSNorm(6), GemmaRMSNorm(6), torch.nn.RMSNorm(6), torch.nn.LayerNorm(6)]
-    layers += [ACT2FN["silu"], ACT2FN["gelu_new"], torch.nn.GELU()]
     generator = torch.Generator().manual_seed(2)
     x = torch.randn(2, 3, 6, generator=generator, dtype=torch.float64).requires_grad_()
-    kinds = [invariant_model._rms_norm_of(layer) for layer in layers[:3]]
-    assert kinds == list(invariant_model._RMS_NORMS)
-    for layer in layers[3:]:
+    norms = [LlamaRMSNorm(6), GemmaRMSNorm(6), torch.nn.RMSNorm(6)]
+    found = [invariant_model._rms_norm_of(norm) for norm in norms]
+    assert found == list(invariant_model._RMS_NORMS)
+    for kind in ("rounded first", "of one", "rounded last"):
+        weight = torch.ones(6, dtype=torch.float64).requires_grad_()
+        # A weight plus one is in float32, as Gemma has it.
+        loose = {"eps": 1e-3, "atol": 1e-3} if kind == "of one" else {}
+        assert torch.autograd.gradcheck(functools.partial(rounded, kind=kind), (x, weight), **loose)
+    layers = [torch.nn.LayerNorm(6), ACT2FN["silu"], ACT2FN["gelu_new"], torch.nn.GELU()]
+    for layer in layers:
         ours = roundoff.invariant(copy.deepcopy(layer).double())
         torch.testing.assert_close(ours(x), copy.deepcopy(layer).double()(x))
         assert torch.autograd.gradcheck(ours, (x,))
-    for kind in ("rounded first", "of one", "rounded last"):
-        weight = torch.ones(6, dtype=torch.float64).requires_grad_()
-        norm = functools.partial(rounded, kind=kind)
-        # A weight plus one is in float32, as Gemma has it.
-        loose = {"eps": 1e-3, "atol": 1e-3} if kind == "of one" else {}
-        assert torch.autograd.gradcheck(norm, (x, weight), **loose)
 
 
 def rounded(x, weight, kind):
@@ -265,22 +247,18 @@ def test_a_module_that_computes_by_functions_runs_within():
 
 
 def test_what_lacks_the_property_is_named():
-    def make():
-        return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Conv1d(2, 2, 1))
-
-    model = make()
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Conv1d(2, 2, 1))
     with pytest.raises(VariantOperatorError) as error:
         roundoff.invariant(model)
     assert error.value.got == "1"
     assert "forward" not in vars(model[0])  # nothing was changed
     with pytest.warns(UserWarning, match="not invariant: 1"):
-        roundoff.invariant(make(), lacking="count")
+        roundoff.invariant(model, lacking="count")
     with pytest.raises(VariantOperatorError):
         roundoff.invariant(torch.nn.BatchNorm1d(3))
     assert roundoff.invariant(torch.nn.BatchNorm1d(3).eval()).invariant_places.lacking == []
-    for wrong in ("count", torch.ones(2), len):
-        with pytest.raises(ArgumentError, match="Module"):
-            roundoff.invariant(wrong)
+    with pytest.raises(ArgumentError, match="Module"):
+        roundoff.invariant("count")
 
 
 @pytest.mark.parametrize(
@@ -289,22 +267,24 @@ def test_what_lacks_the_property_is_named():
     + [pytest.param(n, "inductor", marks=slow) for n in MODELS if n != "Mixtral"],
 )
 def test_it_compiles_without_a_break(name, backend):
+    """A compiler traces the backward pass, too, with tensors of its own."""
     torch._dynamo.reset()
-    model, ids = changed(name, torch.float32), tokens(24)
+    model, ids = changed(name, torch.float32).requires_grad_(True), tokens(24)
     assert torch._inductor.config.emulate_precision_casts  # what a GPU shows without it
+
+    def logits(ids):
+        return model(ids, use_cache=False).logits
+
+    run = torch.compile(logits, backend=backend, fullgraph=True, dynamic=True)
     with torch.no_grad():
-        eager = model(ids).logits
-        run = torch.compile(
-            lambda ids: model(ids, use_cache=False).logits,
-            backend=backend,
-            fullgraph=True,
-            dynamic=True,
-        )
         whole = run(ids)
-        torch.testing.assert_close(whole, eager, rtol=1e-4, atol=1e-5)
         for rows in ([0], [4], [3, 1], [2, 2, 4]):
             assert torch.equal(run(ids[rows]), whole[rows])
-    model.requires_grad_(True)
-    run(ids).sum().backward()
-    assert all(p.grad is not None for p in model.parameters())
+    made = []
+    for function in (run, logits):
+        out = function(ids)
+        made.append((out, *torch.autograd.grad(out.sin().sum(), list(model.parameters()))))
+    for a, b in zip(*made, strict=True):
+        largest = float(b.detach().abs().max())
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5 + 1e-4 * largest)
     torch._dynamo.reset()

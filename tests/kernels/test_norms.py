@@ -213,9 +213,6 @@ def test_with_a_lock_the_bits_change():
         with shuffled_programs(seed):
             found.append(locked(dy, x, mean, rstd, groups=4))
     assert not interpreting() or len({t.numpy().tobytes() for t in found}) > 1
-    wide = torch.zeros(1, 20000, device=DEVICE)
-    with pytest.raises(ArgumentError, match="at most 16384"):
-        locked(wide, wide, wide[:, 0], wide[:, 0])
 
 
 def test_a_fixed_number_of_programs_ignores_the_machine(monkeypatch):
@@ -398,5 +395,3 @@ def test_a_stream_adds_what_it_reads(count):
     out = torch.empty_like(inputs[0])
     stream(inputs, out)
     assert torch.equal(out, sum(inputs))
-    with pytest.raises(ArgumentError, match="one or two"):
-        stream((out,) * 3, out)

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import ast
-import dis
-import inspect
+import io
 import json
+import linecache
 import os
+import pickle
 import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
+import cloudpickle
 import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.runtime.interpreter import InterpretedFunction
 
 from ..errors import WorkerError
+from ._runtime import kernel
 
 __all__ = ["Compile", "compiled_ahead"]
 
@@ -80,78 +82,55 @@ def compiled_ahead(cases: Iterable[Compile]) -> list[dict[str, Any]]:
     >>> row["warps"], row["spilled"]
     (4, 0)
     """
-    made = [
-        (_source(kernel), kernel.fn.__name__, warps, dict(constants))
-        for kernel, warps, constants in cases
-    ]
+    pickled = io.BytesIO()
+    pickler = _Pickler(pickled)
+    pickler.dump(list(cases))
     path = os.pathsep.join(
         filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")))
     )
     child = subprocess.run(  # noqa: S603 - this module, no shell
         [sys.executable, "-c", _CHILD],
-        input=json.dumps(made),
+        input=cloudpickle.dumps(pickler.sources) + pickled.getvalue(),
         env=os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
         capture_output=True,
-        text=True,
     )
     if child.returncode:
-        raise WorkerError("compiling a kernel", got=child.stderr[-2000:])
+        raise WorkerError("compiling a kernel", got=child.stderr.decode()[-2000:])
     rows: list[dict[str, Any]] = json.loads(child.stdout.splitlines()[-1])
     return rows
 
 
-def _source(kernel: Any) -> str:
-    """The text of a module that defines a kernel, and what it uses: imports, and other kernels."""
-    lines: dict[str, str] = {}
+class _Pickler(cloudpickle.Pickler):
+    """Sends a kernel as its function, and remembers the files that Triton will read it from."""
 
-    def add(name: str, value: Any) -> None:
-        if name in lines:
-            return
-        function = getattr(value, "fn", None)
-        home = getattr(function or value, "__module__", None) or ""
-        if isinstance(value, ModuleType):
-            lines[name] = f"import {value.__name__} as {name}\n"
-        elif value is tl.constexpr:
-            lines[name] = f"from triton.language import constexpr as {name}\n"
-        elif home.startswith("roundoff."):
-            lines[name] = f"from {home} import {(function or value).__name__} as {name}\n"
-        elif function is not None:
-            own(function)
-        else:
-            lines[name] = f"{name} = {value!r}\n"
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self.sources: dict[str, list[str]] = {}
 
-    def own(function: Any) -> None:
-        text = inspect.getsource(function)
-        lines[function.__name__] = ""
-        (tree,) = ast.parse(text).body
-        assert isinstance(tree, ast.FunctionDef)
-        heads = [*tree.decorator_list, *(a.annotation for a in tree.args.args if a.annotation)]
-        used = [node.id for head in heads for node in ast.walk(head) if isinstance(node, ast.Name)]
-        used += [x.argval for x in dis.get_instructions(function) if x.opname == "LOAD_GLOBAL"]
-        for name in used:
-            if name in function.__globals__:  # else Python's own
-                add(name, function.__globals__[name])
-        del lines[function.__name__]
-        lines[function.__name__] = text
+    def reducer_override(self, sent: Any) -> Any:
+        if isinstance(sent, (triton.JITFunction, InterpretedFunction)):
+            name = sent.fn.__code__.co_filename
+            self.sources[name] = linecache.getlines(name)
+            known = sent.fn.__globals__
+            return _kernel_of, (sent.fn, {n: v for n, v in known.items() if v is tl.constexpr})
+        return super().reducer_override(sent)
 
-    own(kernel.fn)
-    return "\n".join(lines.values())
+
+def _kernel_of(function: Any, annotations: dict[str, Any]) -> Any:
+    """The kernel of a function that came without the names in its annotations."""
+    function.__globals__.update(annotations)
+    return kernel(function)
 
 
 def _compile_cases() -> None:
     """In a process of its own: compile what the standard input says, print the rows."""
-    rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        for number, (source, name, warps, constants) in enumerate(json.load(sys.stdin)):
-            module = Path(folder) / f"kernel_{number}.py"  # Triton reads a kernel's source
-            module.write_text(source, encoding="utf-8")
-            names: dict[str, Any] = {"__name__": module.stem}
-            exec(compile(source, str(module), "exec"), names)  # noqa: S102 - the caller's own
-            rows.append(_resources(names[name], warps, constants))
-    print(json.dumps(rows))
+    for name, lines in pickle.load(sys.stdin.buffer).items():  # noqa: S301 - the caller's own
+        linecache.cache[name] = (0, None, lines, name)
+    cases = pickle.load(sys.stdin.buffer)  # noqa: S301
+    print(json.dumps([_resources(*case) for case in cases]))
 
 
-def _resources(function: Any, warps: int, constants: dict[str, Any]) -> dict[str, Any]:
+def _resources(function: Any, warps: int, constants: Mapping[str, Any]) -> dict[str, Any]:
     signature, attributes = {}, {}
     for place, parameter in enumerate(function.params):
         known = parameter.name

@@ -332,15 +332,14 @@ def sum_binned(x: torch.Tensor) -> torch.Tensor:
     >>> sum_binned(torch.tensor([1e30, 1.0, -1e30], device=device)).item()
     1.0
     """
-    if not isinstance(x, torch.Tensor) or x.dtype != torch.float32:
-        got = x.dtype if isinstance(x, torch.Tensor) else type(x).__name__
+    check_tensor(x, "x")
+    if x.dtype != torch.float32:
         raise DtypeError(
             "cannot be added",
-            got=str(got),
+            got=str(x.dtype),
             expected="a tensor of float32",
             hint="x.float() of 16 bits; roundoff.reductions.binned adds float64 on a CPU",
         )
-    check_tensor(x, "x")
     if x.requires_grad and torch.is_grad_enabled():
         raise ArgumentError("has no backward", got="requires_grad", hint="x.detach()")
     check_device(x.device, "x")

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..arguments import check_flag, check_whole
+from ..arguments import check_flag
 from ..errors import ArgumentError, DtypeError, ShapeError, UnsupportedError
 from . import invariant_kernels as kernels
 from ._runtime import ceil_div, interpreting, multiprocessors, power_of_2, run, run_fitting
@@ -142,7 +142,7 @@ def attention(
     except (AttributeError, RuntimeError):
         check_tensors(q=q, k=k, v=v)
         raise
-    _check_numbers(scale, tf32)
+    check_flag("tf32", tf32)
     batch, _, queries, _ = q.shape
     keys = k.shape[2]
     scale = q.shape[3] ** -0.5 if scale is None else scale
@@ -151,18 +151,18 @@ def attention(
             return _differentiable_masked(q, k, v, mask, scale, tf32)
         seen = seen_by_mask(mask, batch, queries, keys)
     else:
-        seen = _by_position(batch, queries, keys, q.device, causal)
+        seen = seen_by_position(batch, queries, keys, q.device, causal)
     asked = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     as_torch = asked and q.is_cuda and q.dtype in _SHORT and not is_traced(q)
     if as_torch and q.numel() and keys:
         # The gradients are torch's, and do not read this result. Its values are ours.
         with by_torch(q):
             y = _attention_of_torch(q, k, v, _visible(seen, keys), scale)
-        y.data.copy_(_attend(q, k, v, seen, scale, tf32))
+        y.data.copy_(attend(q, k, v, seen, scale, tf32))
         return y
     if asked or is_traced(q):
         return _differentiable(q, k, v, *seen, scale, tf32)
-    return _attend(q, k, v, seen, scale, tf32)
+    return attend(q, k, v, seen, scale, tf32)
 
 
 def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -183,12 +183,6 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
             expected="(batch, heads, queries, head) and twice (batch, groups, keys, head)",
         )
     _check_types(q=q, k=k, v=v)
-
-
-def _check_numbers(scale: float | None, tf32: bool) -> None:
-    if scale is not None and not (isinstance(scale, (int, float)) and scale == scale):
-        raise ArgumentError("scale", got=repr(scale)[:40], expected="a number")
-    check_flag("tf32", tf32)
 
 
 # What a query sees. ---------------------------------------------------------------------------
@@ -223,7 +217,7 @@ def seen_by_position(
     Raises
     ------
     ArgumentError
-        A size is no whole number, or *causal* is none of the three.
+        *causal* is none of the three.
 
     Examples
     --------
@@ -232,16 +226,6 @@ def seen_by_position(
     >>> seen_by_position(1, 2, 5, torch.device("cpu")).last
     tensor([[4, 5]], dtype=torch.int32)
     """
-    for name, size in (("batch", batch), ("queries", queries), ("keys", keys)):
-        check_whole(name, size, 0)
-    if not isinstance(device, torch.device):
-        raise ArgumentError("device", got=repr(device), expected="a torch.device")
-    return _by_position(batch, queries, keys, device, causal)
-
-
-def _by_position(
-    batch: int, queries: int, keys: int, device: torch.device, causal: bool | str
-) -> Seen:
     if causal not in (True, False, "top"):
         raise ArgumentError("causal", got=causal, expected="True, False or 'top'")
     kind = ("top" if causal == "top" else "bottom") if causal else "all"
@@ -268,8 +252,6 @@ def seen_by_mask(mask: torch.Tensor, batch: int, queries: int, keys: int) -> See
     state = _state(mask, batch, queries, keys)
     if state is not None and known is not None and known[0] == state:
         return known[1]
-    for name, size in (("batch", batch), ("queries", queries), ("keys", keys)):
-        check_whole(name, size, 0)
     seen = _seen_by_mask(mask, batch, queries, keys)
     if state is not None:
         # A model has one mask for all its layers, and asking costs a wait for the device.
@@ -364,6 +346,7 @@ def _ranges_by_kernel(mask: torch.Tensor, refuse: bool = False) -> tuple[torch.T
 # The computation. -----------------------------------------------------------------------------
 
 
+@own_work
 def attend(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -379,8 +362,7 @@ def attend(
     q, k, v : torch.Tensor
         As for :func:`roundoff.kernels.attention`.
     seen : Seen
-        What each query sees, of :func:`seen_by_position` or :func:`seen_by_mask` with as many keys;
-        that it has no more is seen on a CPU alone.
+        What each query sees, of :func:`seen_by_position` or :func:`seen_by_mask` with as many keys.
     scale : float, optional
         Of the scores; one over the root of the head's size by default.
     tf32 : bool
@@ -390,11 +372,6 @@ def attend(
     -------
     torch.Tensor
         As of :func:`roundoff.kernels.attention`.
-
-    Raises
-    ------
-    ArgumentError, ShapeError, DtypeError
-        As of :func:`roundoff.kernels.attention`, or *seen* is of another number of queries.
 
     Examples
     --------
@@ -406,30 +383,7 @@ def attend(
     >>> torch.equal(y, attention(q, k, v, causal=True))
     True
     """
-    try:
-        _check(q, k, v)
-    except (AttributeError, RuntimeError):
-        check_tensors(q=q, k=k, v=v)
-        raise
-    if not isinstance(seen, Seen) or not isinstance(seen.first, torch.Tensor):
-        raise ArgumentError("seen", got=type(seen).__name__, expected="a Seen", hint="seen_by_mask")
-    if tuple(seen.first.shape) != (q.shape[0], q.shape[2]):
-        raise ShapeError("seen", got=tuple(seen.first.shape), expected="(batch, queries)")
-    if q.device.type == "cpu" and seen.last.numel() and int(seen.last.max()) > k.shape[2]:
-        raise ArgumentError(
-            "seen goes beyond the keys", got=int(seen.last.max()), expected=f"at most {k.shape[2]}"
-        )
-    _check_numbers(scale, tf32)
     scale = q.shape[3] ** -0.5 if scale is None else scale
-    if torch.compiler.is_compiling():
-        return _differentiable(q, k, v, *seen, scale, tf32)
-    return _attend(q, k, v, seen, scale, tf32)
-
-
-@own_work
-def _attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: Seen, scale: float, tf32: bool
-) -> torch.Tensor:
     if not q.numel() or not k.shape[2]:
         return q.new_zeros(q.shape)
     if q.device.type == "cpu":
@@ -566,7 +520,6 @@ def _by_kernel(
     tf32: bool,
     rows: int | None = None,
     each: int | None = None,
-    warps: int | None = None,
 ) -> torch.Tensor:
     """The Triton kernels; `rows` of a tile and splits of keys that `each` program takes.
 
@@ -578,8 +531,8 @@ def _by_kernel(
     groups, keys = k.shape[1:3]
     index, itemsize = q.get_device(), q.element_size()
     wide = max(16, power_of_2(head))
-    chosen, usual = _rows(queries * heads // groups, wide, itemsize)
-    rows, warps = rows or chosen, warps or usual
+    chosen, warps = _rows(queries * heads // groups, wide, itemsize)
+    rows = rows or chosen
     programs = batch * groups * ceil_div(queries * heads // groups, rows)
     splits = ceil_div(keys, SPLIT)
     if each is None:
@@ -655,13 +608,13 @@ def _attention(
     scale: float,
     tf32: bool,
 ) -> torch.Tensor:
-    return _attend(q, k, v, Seen(first, last), scale, tf32)
+    return attend(q, k, v, Seen(first, last), scale, tf32)
 
 
 def _masked_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float, tf32: bool
 ) -> torch.Tensor:
-    return _attend(q, k, v, _fresh_seen(mask, q.shape[0], q.shape[2], k.shape[2]), scale, tf32)
+    return attend(q, k, v, _fresh_seen(mask, q.shape[0], q.shape[2], k.shape[2]), scale, tf32)
 
 
 def _fresh_seen(mask: torch.Tensor, batch: int, queries: int, keys: int) -> Seen:

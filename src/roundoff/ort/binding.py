@@ -31,9 +31,8 @@ def translated(error: Exception, doing: str) -> Exception:
         return MemoryError(f"{doing}: {text}")
     if kind == "NotImplemented":
         return UnsupportedError(f"{doing}: {text}")
-    if kind in ("NoSuchFile", "InvalidProtobuf", "InvalidGraph", "NoModel", "NoSuchGraph"):
-        return ModelError(f"{doing}: {text}")
-    if re.search(r"rank|dimension|shape", text, re.IGNORECASE):
+    of_file = kind in ("NoSuchFile", "InvalidProtobuf", "InvalidGraph", "NoModel", "NoSuchGraph")
+    if not of_file and re.search(r"rank|dimension|shape", text, re.IGNORECASE):
         return ShapeError(f"{doing}: {text}")
     return ModelError(f"{doing}: {text}")
 
@@ -92,8 +91,6 @@ class OrtSession:
         )
         options = raw.get_provider_options().get(CUDA)
         self.on_processor: frozenset[str] = frozenset()
-        if options is not None:
-            self.on_processor = _on_processor(raw)
         self.tf32 = options is not None and options.get("use_tf32") == "1"
         self.device = torch.device("cpu")
         self.stream: Any = None
@@ -105,6 +102,8 @@ class OrtSession:
         self.run_options.add_run_config_entry("gpu_graph_id", "0")
         if options is not None:
             self.device = torch.device("cuda", int(options.get("device_id", 0)))
+            memory = zip(self.input_names, raw.get_input_memory_infos(), strict=True)
+            self.on_processor = frozenset(n for n, m in memory if m.name.lower().startswith("cpu"))
             handle = int(options.get("user_compute_stream", "0") or 0)
             if handle:
                 current = torch.cuda.current_stream(self.device)
@@ -160,11 +159,12 @@ class OrtSession:
 
     def _places(self, names: Any) -> list[int]:
         """Where each of these outputs stands."""
-        named = [names] if isinstance(names, str) else names
-        listed = isinstance(named, (list, tuple)) and all(isinstance(n, str) for n in named)
-        if not listed or not set(named) <= set(self.output_names):
-            raise ArgumentError("outputs", got=repr(names)[:80], expected=str(self.output_names))
-        return [self.output_names.index(name) for name in named]
+        try:
+            return [self.output_names.index(name) for name in names]
+        except (ValueError, TypeError) as error:
+            raise ArgumentError(
+                "outputs", got=repr(names)[:80], expected=str(self.output_names)
+            ) from error
 
     def bind(self, feeds: Mapping[str, Any]) -> Binding:
         """Bind inputs once for many runs; see :class:`Binding`."""
@@ -194,11 +194,6 @@ class OrtSession:
             return [_tensors(v) for v in self.raw.run(None, arrays, self.run_options)]
         except Exception as e:
             raise translated(e, "ONNX Runtime fails in the run") from e
-
-
-def _on_processor(raw: onnxruntime.InferenceSession) -> frozenset[str]:
-    infos = zip(raw.get_inputs(), raw.get_input_memory_infos(), strict=True)
-    return frozenset(i.name for i, info in infos if info.name.lower().startswith("cpu"))
 
 
 def _arrays(value: Any) -> Any:

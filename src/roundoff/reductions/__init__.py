@@ -23,7 +23,6 @@ from .algorithms import (
     moments,
     neumaier,
     pairwise,
-    pairwise_numpy,
     sequential,
 )
 from .data import (
@@ -33,13 +32,10 @@ from .data import (
     draw_orders,
     draw_values,
     round_to,
-    work_dtype,
 )
 from .orders import (
-    OrderRun,
     add_in_order,
     gloo_bounds,
-    gloo_order,
     gloo_sum,
     order_probes,
     order_text,
@@ -53,13 +49,11 @@ from .truth import (
     exact_sum,
     judge,
     round_exact,
-    signed_errors,
 )
 
 __all__ = [
     "DISTRIBUTIONS",
     "DTYPES",
-    "OrderRun",
     "add_in_order",
     "arrange",
     "binned",
@@ -69,7 +63,6 @@ __all__ = [
     "draw_values",
     "exact_sum",
     "gloo_bounds",
-    "gloo_order",
     "gloo_sum",
     "judge",
     "mean",
@@ -79,12 +72,9 @@ __all__ = [
     "order_text",
     "orders_found",
     "pairwise",
-    "pairwise_numpy",
     "ring_sum",
     "round_exact",
     "round_to",
     "sequential",
-    "signed_errors",
     "tensor_core_matmul",
-    "work_dtype",
 ]

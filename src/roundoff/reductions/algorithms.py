@@ -28,7 +28,6 @@ __all__ = [
     "moments",
     "neumaier",
     "pairwise",
-    "pairwise_numpy",
     "sequential",
 ]
 
@@ -58,29 +57,6 @@ def sequential(x: Array) -> Array:
         return np.add.accumulate(x, axis=-1)[..., -1][()]
 
 
-def pairwise_numpy(x: Array) -> Array:
-    """What :func:`numpy.sum` does to a contiguous vector, bit for bit.
-
-    Up to 128 values are added by eight interleaved accumulators, which are then added in pairs;
-    a longer vector is cut in two near its middle, at a multiple of eight, and each half added
-    so. NumPy adds float16 so in float32 and rounds once, at the end.
-
-    An array that is not contiguous along its last axis is copied first: NumPy would add it row
-    by row, which for each vector is :func:`~roundoff.reductions.sequential`.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from roundoff.reductions import pairwise_numpy
-    >>> x = np.linspace(0, 1, 1000, dtype=np.float32)
-    >>> bool(pairwise_numpy(x) == np.sum(x))
-    True
-    """
-    x = _values(x)
-    with np.errstate(over="ignore", invalid="ignore"):
-        return np.add.reduce(np.ascontiguousarray(x), axis=-1)
-
-
 def pairwise(x: Array) -> Array:
     """Neighbours in pairs, then the pairs, down to the leaves: a tree of depth ⌈log2 n⌉.
 
@@ -99,18 +75,6 @@ def pairwise(x: Array) -> Array:
             # An odd one out waits for the next level: the depth does not change.
             x = sums if even == x.shape[-1] else np.concatenate([sums, x[..., even:]], axis=-1)
         return x[..., 0][()]
-
-
-def two_sum(a: Any, b: Any) -> tuple[Any, Any]:
-    """The rounded sum s of two arrays or tensors, and its error e: a + b = s + e exactly.
-
-    References
-    ----------
-    D. E. Knuth, *The Art of Computer Programming*, volume 2, section 4.2.2, theorem B.
-    """
-    s = a + b
-    bb = s - a
-    return s, (a - (s - bb)) + (b - bb)
 
 
 def neumaier(x: Array) -> Array:
@@ -141,8 +105,9 @@ def neumaier(x: Array) -> Array:
         running = np.add.accumulate(x, axis=-1)
         if x.shape[-1] == 1:
             return running[..., -1][()]
-        _, errors = two_sum(running[..., :-1], x[..., 1:])
-        kept = sequential(errors)
+        a, b, s = running[..., :-1], x[..., 1:], running[..., 1:]
+        part = s - a  # Knuth's TwoSum: a + b = s + error exactly
+        kept = sequential((a - (s - part)) + (b - part))
         # The error of an infinite sum is NaN, and says nothing.
         return running[..., -1] + np.where(np.isfinite(kept), kept, x.dtype.type(0))
 

@@ -39,9 +39,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 _TF32 = (11, -126, (2 - 2.0**-10) * 2.0**127)
 #: Types that operands may be converted to.
 OPERANDS = ("tf32", "float16", "bfloat16", "float32")
-#: GPUs with the steps of :data:`HOPPER`, and published steps of others.
+#: GPUs with the steps of :data:`HOPPER`.
 GPUS = ("H100", "H200")
-PUBLISHED = {"V100": "block=4, bits=24", "A100": "block=8, bits=25 (block=4 in TF32)"}
 #: Elements of the result in a piece: its arrays stay in a cache.
 _PIECE = 1 << 15
 #: Exponent of the smallest positive and of the smallest normal float32.
@@ -201,14 +200,7 @@ def tensor_core_matmul(
             got=f"gpu={gpu!r} beside block or bits",
             expected="one or the other",
         )
-    gpu = "H100" if gpu is None else gpu
-    if gpu not in GPUS:
-        raise ArgumentError(
-            "gpu",
-            got=gpu,
-            expected=" or ".join(map(repr, GPUS)),
-            hint=PUBLISHED.get(gpu) if isinstance(gpu, str) else None,
-        )
+    check_choice("gpu", gpu, (None, *GPUS))
     check_choice("operands", operands, (None, *OPERANDS))
     block = check_whole("block", 8 if block is None else block, 1, 4096)
     bits = check_whole("bits", 24 if bits is None else bits, 2, 40)
@@ -219,17 +211,17 @@ def tensor_core_matmul(
             "no matrix product", got=f"{shapes[0]} and {shapes[1]}", expected="(m, k) and (k, n)"
         )
     kind = operands or _common_type(left, right)
-    if described:
-        step = Step(block, bits - 1, 24, lowest=_SMALLEST + bits - 1, normalised=True)
-    elif kind in HOPPER:
-        step = HOPPER[kind]
-    else:
+    if kind not in HOPPER and not (described and kind == "float32"):
         raise DtypeError(
-            f"no instruction of an {gpu} multiplies it into float32",
+            "no tensor core multiplies it into float32",
             got=kind,
             expected=" or ".join(HOPPER),
             hint="convert it, or name operands=",
         )
+    if described:
+        step = Step(block, bits - 1, 24, lowest=_SMALLEST + bits - 1, normalised=True)
+    else:
+        step = HOPPER[kind]
     convert = "truncate" if kind == "tf32" and not described else "nearest"
     with np.errstate(all="ignore"):
         x, y = (
@@ -270,16 +262,7 @@ def _common_type(left: TypedTensor, right: TypedTensor) -> str:
             expected="one type",
             hint="convert one of them, or name operands=",
         )
-    if kinds[0] == "float32":
-        return "tf32"
-    if left.info.precision > 24:
-        raise DtypeError(
-            "the operands are too wide: their products would not be exact",
-            got=kinds[0],
-            expected="float32 or narrower",
-            hint="convert them, or name operands=",
-        )
-    return kinds[0]
+    return "tf32" if kinds[0] == "float32" else kinds[0]
 
 
 def _smallest_exponent(kind: str) -> int:

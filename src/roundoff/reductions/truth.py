@@ -21,7 +21,6 @@ __all__ = [
     "exact_sum",
     "judge",
     "round_exact",
-    "signed_errors",
 ]
 
 
@@ -133,36 +132,6 @@ def condition(x: npt.ArrayLike) -> float:
     return float(absolute / abs(total)) if total else math.inf
 
 
-def signed_errors(results: npt.ArrayLike, truth: Fraction) -> npt.NDArray[np.float64]:
-    """Result − truth for each result, taken exactly and then rounded to float64.
-
-    Returns
-    -------
-    ndarray of float64, same shape
-        ``inf``, ``-inf`` or ``nan`` where the result is.
-
-    Raises
-    ------
-    ArgumentError
-        When *truth* is no exact value, or results are masked.
-    DtypeError
-        When *results* are no real numbers of at most 64 bits.
-
-    Examples
-    --------
-    >>> from fractions import Fraction
-    >>> from roundoff.reductions import signed_errors
-    >>> signed_errors([0.25, 0.5], Fraction(1, 3))
-    array([-0.08333333,  0.16666667])
-    """
-    values, truth = real_array(results), _rational(truth)
-    error_of: dict[float, float] = {}
-    for v in np.unique(values):
-        error_of[float(v)] = float(Fraction(float(v)) - truth) if np.isfinite(v) else float(v)
-    errors = [error_of.get(v, math.nan) for v in values.ravel().tolist()]
-    return np.array(errors, np.float64).reshape(values.shape)
-
-
 def distinct_bits(results: npt.NDArray[Any]) -> int:
     """How many different bit patterns there are among *results*: −0 is not 0, NaN is itself.
 
@@ -212,7 +181,8 @@ def judge(results: npt.ArrayLike, truth: Fraction, dtype: Any) -> dict[str, floa
     ShapeError
         When there is no result.
     ArgumentError, DtypeError
-        As :func:`signed_errors`, and when *dtype* is no floating type.
+        When *truth* is no exact value, results are masked or no real numbers of at most 64 bits,
+        or *dtype* is no floating type.
 
     Examples
     --------
@@ -222,15 +192,16 @@ def judge(results: npt.ArrayLike, truth: Fraction, dtype: Any) -> dict[str, floa
     >>> judge(np.array([1.0, 1.25, 1.25]), Fraction(9, 8), np.float16)["spread ulp"] / 256
     1.0
     """
-    values = plain_array(results)
+    values, truth = plain_array(results), _rational(truth)
     if not values.size:
         raise ShapeError("no results", got=values.shape, expected="one or more")
-    unit = float(ulp(round_exact(_rational(truth), np.float64), dtype))
+    unit = float(ulp(round_exact(truth, np.float64), dtype))
     real = real_array(values)
     row: dict[str, float] = {"distinct": distinct_bits(values)}
     if not np.isfinite(real).all():
         return row | dict.fromkeys(("spread ulp", "error ulp", "median ulp"), math.nan)
-    errors = np.abs(signed_errors(values, truth)) / unit
+    # Each is taken exactly, and then rounded.
+    errors = [float(abs(Fraction(value) - truth)) / unit for value in real.ravel().tolist()]
     spread = float(real.max()) - float(real.min())
-    largest, median = float(errors.max()), float(np.median(errors))
+    largest, median = max(errors), float(np.median(errors))
     return row | {"spread ulp": spread / unit, "error ulp": largest, "median ulp": median}

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from docutils import nodes
-from sphinx.addnodes import tabular_col_spec
+from sphinx.addnodes import tabular_col_spec, toctree
 from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
 from sphinx.ext.autosummary import autosummary_table, autosummary_toc
 
 import roundoff
@@ -181,6 +182,13 @@ def keep_places(app: Sphinx, tree: nodes.document) -> None:
             node["ids"] = []
 
 
+def shorten_sidebar(app: Sphinx, env: BuildEnvironment) -> None:
+    """The sidebar of a page has the reference, not each of its names: that page lists them."""
+    if reference := env.tocs.get("api"):
+        for listed in list(reference.findall(toctree)):
+            listed.parent.remove(listed)
+
+
 _EDITS = (
     ('<div class="highlight"><pre>', '<div class="highlight"><pre tabindex="0">'),
     (
@@ -240,6 +248,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("builder-inited", drop_names_that_went, priority=0)
     app.connect("builder-inited", forget_stale_pages, priority=1)
     app.connect("doctree-read", keep_places)
+    app.connect("env-updated", shorten_sidebar)
     app.connect("html-page-context", finish_page, priority=900)
     app.connect("build-finished", finished, priority=999)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -44,8 +44,8 @@ PAGES = {
         "whole model torch.compile backend decode generate KV static cache ONNX Runtime tokens per "
         "second compile time dynamic shapes lengths recompile fallback",
     "plot_batch_invariance":
-        "batch size changes output same bits batch invariance invariant deterministic inference "
-        "reproducible padding KV cache",
+        "batch size changes different answer output same bits batch invariance invariant "
+        "deterministic inference reproducible padding KV cache",
     "plot_trainer_sampler":
         "reinforcement learning RL PPO GRPO trainer sampler log-probabilities logprobs mismatch "
         "importance ratio clip fraction KL on-policy off-policy vLLM TRL",

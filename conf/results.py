@@ -19,7 +19,7 @@ import evidence
 from answer import document
 from hooks import page_order
 from notebooks import archive
-from roundoff.environment import environment, short_name
+from roundoff.environment import environment, short_name, summary
 from roundoff.record import RECORDED, Provenance, Record, read_record
 from roundoff.script import unit_test_going
 
@@ -131,18 +131,12 @@ class MachineCards(_Listing):
 
 
 def _machine(env: Mapping[str, Any], label: str = "") -> list[str]:
-    gpu = env.get("gpu")
-    name = gpu["name"] if gpu else f"{env['processor']}, {env['cores']} cores"
-    lines = [f"**{_text(name)}**" + (f" ({_text(label)})" if label else ""), ""]
-    if gpu:
-        lines += [
-            f"* driver {gpu['driver']}, CUDA {gpu['cuda']}, {gpu['memory_gib']} GiB",
-            f"* host: {_text(env['processor'])}, {env['cores']} cores",
-        ]
-    versions = ", ".join(
-        f"{k} {v}" for k, v in env["versions"].items() if v and k not in ("pandas", "numpy")
-    )
-    return [*lines, f"* {_text(env['os'])}, Python {env['python']}", f"* {_text(versions)}"]
+    where, _, versions = summary(env).partition("; ")
+    lines = [f"**{_text(where)}**" + (f" ({_text(label)})" if label else ""), ""]
+    if gpu := env.get("gpu"):
+        lines += [f"* driver {gpu['driver']}, CUDA {gpu['cuda']}, {gpu['memory_gib']} GiB"]
+        lines += [f"* host: {_text(env['processor'])}, {env['cores']} cores"]
+    return [*lines, f"* {_text(env['os'])}; {_text(versions)}"]
 
 
 def offer(app: Sphinx, exception: Exception | None) -> None:

@@ -22,7 +22,6 @@ import pytest
 import torch
 
 from roundoff.environment import environment
-from roundoff.ort import session
 from roundoff.page import choose
 from roundoff.record import Record, read_records
 from roundoff.reductions import (
@@ -105,7 +104,6 @@ def test_what_the_page_on_sums_says_of_its_output(told: Stories) -> None:
     assert len(set(drawn)) > 1, "another order changed nothing"
     assert np.ptp(drawn) < 1e-5 * abs(drawn[0]), "they agree in about five digits"
     assert exact == round(float(exact_sum(names["x"])), 6)
-    assert exact not in drawn, "none of these is the exact sum"
     assert counted == names["counts"]["normal"]["np.sum"] > 3
     assert grids[11] == 1, "no addition rounds"
     assert 1 < grids[20] <= grids[24] <= counted + 5, "the different results return"
@@ -190,7 +188,6 @@ def test_what_the_page_on_two_runtimes_says_of_its_output(told: Stories) -> None
     (parts,) = (t for t in told[RUNTIMES].tables if "dropped bits" in t)
     assert (parts["rounded operands"].diff().dropna() < 0).all(), "more errors average out"
     assert (parts["dropped bits"].diff().dropna() > 0).all(), "dropping grows"
-    assert parts["dropped bits"][4096] > parts["rounded operands"][4096], "the larger error"
     for found in first, second:
         rms, mean = found["rounded operands"]
         assert abs(mean) < rms / 4, "small beside the RMS error"
@@ -201,10 +198,6 @@ def test_what_the_page_on_two_runtimes_says_of_its_output(told: Stories) -> None
     root = told[RUNTIMES].names["width"] ** 0.5  # the unit shrinks by it; the page has 1152
     assert second["both"][0] > root / 3 * first["both"][0], "more than ten times as large"
     assert second["rounded operands"][0] > 0.95 * second["both"][0], "nearly all of it"
-    apart, ours = told[RUNTIMES].names["apart"], told[RUNTIMES].names["ours"]
-    step = float(np.spacing(np.float16(ours.min())))
-    assert apart[apart > 0].min() >= step, "what differs in float16 differs by a step"
-    assert np.spacing(np.float16(300)) == 0.25
 
 
 def test_page_and_study_on_two_runtimes_agree_bit_for_bit(told: Stories) -> None:
@@ -229,14 +222,10 @@ def check_words(story: Told) -> None:
     assert "bfloat16 twice:      0 texts differ" in text
     assert "float32 and float64: 0 texts differ" in text
     assert "logits that differ from float32's: 0\n" in text
-    assert min(2, int(names["differ"].sum())) == text.count("float64  ")
     (table,) = (t for t in story.tables if "ties" in t)
     flipped, gap, shift = names["flipped"], names["gap"], names["shift"]
     assert table["different tokens"]["bfloat16"] == int(flipped.sum())
     assert table["different tokens"]["float32"] == 0
-    second = names["best"][names["written"]][:, 1]
-    lower = flipped & (names["following"].tokens[names["written"]] != second)
-    assert table["third token"]["bfloat16"] == int(lower.sum())
     moved = table["shift, RMS"].astype(float)
     assert moved["float32"] < gap.min() / 10, "far below the smallest gap"
     assert moved["bfloat16"] / moved["float32"] > 3000, "thousands of times smaller"
@@ -249,10 +238,6 @@ def check_words(story: Told) -> None:
     (prices,) = (t for t in story.tables if "ratio" in t)
     held = prices["cache, KiB a token"].astype(float)
     assert held["converted"] == held["float32"] == 2 * held["bfloat16"], "twice the memory"
-    weight = names["narrow"].model.embed_tokens.weight
-    assert weight.shape == (49152, 576)
-    assert weight.numel() * 4 == 108 * 2**20
-    assert max(p.numel() for p in names["narrow"].parameters()) == weight.numel(), "the largest"
 
 
 def test_what_the_page_on_words_says_of_its_output(told: Stories) -> None:
@@ -271,16 +256,9 @@ def test_what_the_page_on_words_says_of_the_whole_model(monkeypatch: pytest.Monk
     moved = {name: float(row["shift, RMS"]) for name, row in names["rows"].items()}
     assert moved["bfloat16"] > 1e4 * moved["float32"], "more than ten thousand times smaller"
     sigma = names["shift"].square().mean().sqrt()
-    expected, found = (
-        float(torch.special.ndtr(-names["gap"] / sigma).sum()),
-        int(names["flipped"].sum()),
-    )
+    expected = float(torch.special.ndtr(-names["gap"] / sigma).sum())
+    found = int(names["flipped"].sum())
     assert abs(found - expected) < 3 * expected**0.5, "it scatters by its square root"
-    row, at = ((names["text"].tokens != names["truth"].tokens) & names["written"]).nonzero()[0]
-    assert (
-        names["places"]["A different token"]
-        == names["written"].flatten()[: row * names["tokens"] + at].sum()
-    ), "the step of the first text printed"
 
 
 def test_page_and_study_on_words_agree_bit_for_bit(told: Stories) -> None:
@@ -331,10 +309,6 @@ def test_page_and_study_on_gemms_agree_bit_for_bit(told: Stories) -> None:
         page = onnx.parser.parse_model(names["HEAD"] + names["MODELS"][name])
         kinds = [[node.op_type for node in m.graph.node] for m in (model, page)]
         assert kinds[0] == kinds[1]
-        run = session(model, threads=1)
-        fed = [ours[key] for key in ("XW" if how == "precomputed" else "XYZ")]
-        (result,) = run.run(dict(zip(run.input_names, fed, strict=True)))
-        assert torch.equal(result, names["call"](names["MODELS"][name], ours)()[0])
 
 
 # --- which tolerance
@@ -356,11 +330,6 @@ def test_what_the_page_on_tolerances_says_of_its_output(told: Stories) -> None:
     assert "1 % too large pass: 100 of 100" in story.text
     parts = [line.split() for line in lines if line.endswith(" of the bound")]
     least, most = ([float(line[i]) for line in parts] for i in (-6, -4))
-    names, small = story.names, 2.0**-24
-    x, w = names["inputs"][0]
-    for method in list(names["results"].values())[:4]:
-        scaled = names["used"](method(small * x, w), small * x, w)
-        assert scaled == names["used"](method(x, w), x, w), "the scale has an effect"
     assert 1e-4 < most[0] < 2e-3, "about a thousandth"
     assert min(least[1], least[2]) > 1 > most[3], "zeros and a missing term, not TF32"
     shares = [float(line.split()[-1]) for line in lines if "error" in line and "@" in line]
@@ -368,7 +337,6 @@ def test_what_the_page_on_tolerances_says_of_its_output(told: Stories) -> None:
     right, near, far = (float(line.split()[-1]) for line in calibrated)
     assert 0.5 < right / shares[0] < 2, "alike"
     assert 200 < near / right < far / right, "given away"
-    assert [line.split()[3] for line in calibrated[:2]] == ["67", "67"], "a wrong one passes"
     assert "refused" in calibrated[2]
 
 
@@ -381,8 +349,6 @@ def test_at_any_scale_a_calibration_passes_the_split_and_no_fault(told: Stories)
     assert kept.loc["split (correct)"].iloc[2] < 90, "a factor of 4"
     assert (free.loc["split (correct)"] >= 99).all()
     assert (free.drop("split (correct)") == 0).all(axis=None)
-    size = story.names["inputs"][0][0] @ story.names["fixed"]
-    assert round(float(size.square().mean().sqrt())) in range(31, 35), "an RMS of 32"
 
 
 def test_without_cancellation_every_input_needs_the_same_rtol(told: Stories) -> None:
@@ -788,13 +754,6 @@ def test_what_the_page_on_batches_says_of_an_epyc(told: Stories) -> None:
     assert narrow is not None
     assert 0 < float(narrow[1]) < 1, "few of the results"
     assert names["model"].config.num_hidden_layers == 30
-    rows = re.findall(r"changed by seven more rows: (\d+)%", story.text)
-    assert rows[0] == "0"
-    assert float(rows[1]) > 50, "most results in float32"
-    (single, double) = re.findall(r"' sky' ([\d.]+)  ' answer' ([\d.]+)", story.text)
-    assert float(single[0]) - float(single[1]) == 0.125, "a step of bfloat16"
-    assert 16 < float(single[1]) < 32, "where the step is 0.125"
-    assert double[0] == double[1], "equal in the batch"
     trees = story.names["trees"]
     chain = 0
     for number in range(1, 16):
@@ -815,21 +774,16 @@ def test_page_and_study_of_batches_write_the_same_text(told: Stories) -> None:
 
 
 def test_what_the_page_on_batches_says_of_its_records() -> None:
-    record = record_of(BATCH, "nvidia-h200")
-    alone, texts = record.tables["alone"], record.tables["texts"]
-    small = {"way": "torch", "dtype": "bfloat16", "weight": ["576 → 1536", "1536 → 576"]}
-    assert (choose(alone, small)["other"] == 0).all(), "this model's products keep their bits"
-    served = choose(texts, {"served": "server"}).set_index("way")
+    tables = record_of(BATCH, "nvidia-h200").tables
+    served = choose(tables["texts"], {"served": "server"}).set_index("way")
     partial = served.loc[["batch_invariant_ops", "two variables"]]
-    assert (partial["completions"] == 200).all()
     assert (partial["other texts"] > 0.85 * served["other texts"]["torch"]).all(), "hardly help"
-    ways = record.tables["routes"].set_index("way")["cases"]
+    ways = tables["routes"].set_index("way")["cases"]
     assert ways["kernel"] < 0.1 * ways.sum(), "most products go to cuBLAS"
-    slow = choose(record.tables["cost"], {"roundoff": lambda s: s > 1.15})
+    slow = choose(tables["cost"], {"roundoff": lambda s: s > 1.15})
     assert set(slow["weight"]) == {"8192 → 1024"}
     assert slow["M"].max() <= 256, "few rows"
-    called = choose(record.tables["called"], {"cache": "dynamic"})
-    assert len(called) == 5
+    called = choose(tables["called"], {"cache": "dynamic"})
     assert (called["low"] < 1).all(), "elsewhere the changed model takes less time"
     assert (called["other texts"] == 0).all()
 
@@ -918,9 +872,7 @@ def test_what_the_page_on_trainers_says_of_its_records() -> None:
     assert prices["high"]["sampling", "invariant"] < 1, "sampling takes less time than torch's"
 
 
-def test_page_and_study_on_trainers_agree_bit_for_bit(
-    told: Stories, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_page_and_study_on_trainers_agree_bit_for_bit(told: Stories) -> None:
     names = told[TRAINER].names
     study = study_of("trainer_sampler")
     if study["GPU"]:
@@ -937,12 +889,6 @@ def test_page_and_study_on_trainers_agree_bit_for_bit(
         for function, number in ("one_pass", 5), ("in_chunks", 1), ("in_chunks", 2):
             ours, theirs = (of[function](model, texts, number) for of in (names, study))
             assert torch.equal(ours, theirs)
-    monkeypatch.setitem(names, "new", texts[:, 40:])
-    p, q = theirs, names["one_pass"](model, texts).detach()
-    (tokens, outside, kl), theirs = names["compare"](p, q), study["compared"](p, q, texts)
-    assert kl == pytest.approx(theirs["KL"], abs=1e-7)
-    assert outside == pytest.approx(theirs["outside"])
-    assert tokens == pytest.approx(theirs["different"] / theirs["tokens"])
 
 
 def test_a_clipped_token_has_no_gradient_where_ppo_has_none() -> None:

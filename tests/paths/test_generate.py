@@ -147,21 +147,6 @@ def test_transformers_own_compile_config_writes_eagers_text() -> None:
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
-@pytest.mark.slow(reason="four graphs are compiled, 20 s")
-@pytest.mark.parametrize("configured", [True, False])
-def test_a_prefill_in_parts_writes_eagers_text(configured: bool) -> None:
-    """Compiled by transformers, and with the forward: parts of 4 tokens, and a rest."""
-    model = decoder("Llama")
-    wanted = eagerly(model, prefill_chunk_size=4)
-    assert wanted == eagerly(model)
-    if configured:
-        assert by_config(model, prefill_chunk_size=4) == wanted
-        return
-    options, _ = MODES["static, graph"]
-    with compiled(model, **options):
-        assert eagerly(model, prefill_chunk_size=4) == wanted
-
-
 @pytest.mark.slow(reason="three graphs are compiled, 15 s")
 def test_a_conversation_goes_on_with_its_cache() -> None:
     """Its second question is of another length, and begins where the first text ended."""

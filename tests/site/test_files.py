@@ -8,18 +8,12 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from types import SimpleNamespace
 from urllib.parse import unquote
 
 import pytest
 from bs4 import BeautifulSoup
-from docutils import nodes
-from docutils.utils import new_document
 
 from .conftest import ROOT, SITE
-
-sys.path.insert(0, str(ROOT / "conf"))
-from prose import blocks
 
 pytestmark = pytest.mark.site
 
@@ -56,50 +50,6 @@ def test_the_wheel_is_the_library(site: Path) -> None:
     library = ROOT / "src" / "roundoff"
     there = [p for p in library.rglob("*") if p.suffix in (".py", ".json", ".typed")]
     assert held == {f"roundoff/{p.relative_to(library).as_posix()}": p.read_bytes() for p in there}
-
-
-CONFIG = SimpleNamespace(markdown_docinfo=False, markdown_flavor="github", markdown_bullet="*")
-
-
-def cells(*children: nodes.Node) -> list[tuple[str, str]]:
-    """A page of these nodes, as a notebook has it."""
-    tree = new_document("page")
-    tree += nodes.section("", nodes.title("", "T"), *children)
-    builder = SimpleNamespace(config=CONFIG, env=SimpleNamespace(domains=()))
-    return list(blocks(tree, builder, "https://example.org/gallery/a.html"))
-
-
-def paragraph(*children: nodes.Node) -> nodes.paragraph:
-    return nodes.paragraph("", "", *children)
-
-
-def test_markdown_means_what_the_page_says() -> None:
-    link = nodes.reference("", "there", refuri="../b.html#c", internal=True)
-    text = paragraph(
-        nodes.Text("2 * 3 costs $5 in snake_case, _so_ <b>, "),
-        nodes.math("", r"x_i \le 1"),
-        nodes.Text("\nand "),
-        link,
-        nodes.literal("", "a_b"),
-    )
-    inner = nodes.bullet_list("", nodes.list_item("", paragraph(nodes.Text("b"))))
-    item = nodes.list_item("", paragraph(nodes.Text("a")), inner)
-    found = cells(text, paragraph(nodes.Text("1. is no list")), nodes.bullet_list("", item))
-    assert [words for _, words in found] == [
-        "# T",
-        r"2 \* 3 costs \$5 in snake_case, \_so_ \<b>, $x_i \le 1$ and "
-        "[there](https://example.org/b.html#c)`a_b`",
-        r"1\. is no list",
-        "* a\n  * b",
-    ]
-
-
-def test_what_a_cell_showed_is_not_in_the_notebook() -> None:
-    code = nodes.literal_block("x = 1", "x = 1", language="Python")
-    output = nodes.literal_block("1", "1", language="none", classes=["sphx-glr-script-out"])
-    timing = nodes.block_quote("", paragraph(nodes.Text("Total")), classes=["sphx-glr-timing"])
-    after = paragraph(nodes.Text("after"))
-    assert cells(code, output, timing, after) == [("text", "# T"), ("code", "x = 1")]
 
 
 def addresses(text: str) -> tuple[set[str], set[str]]:

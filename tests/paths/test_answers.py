@@ -420,15 +420,12 @@ def test_a_bound_passes_another_order_and_fails_a_missing_term(
 
 @path_of("plot_which_tolerance")
 @pytest.mark.parametrize(
-    ("dtype", "scale", "faults"),
-    [
-        *((dtype, 1.0, [1.2]) for dtype in FLOATS),
-        *((torch.float32, scale, [0, 1.0001]) for scale in (2.0**-24, 4.0, 2.0**20)),
-    ],
+    ("dtype", "scale", "fault"),
+    [*((dtype, 1.0, 1.2) for dtype in FLOATS), *((FLOATS[0], s, 1.0001) for s in (2.0**-24, 4.0))],
     ids=str,
 )
 def test_a_calibrated_tolerance_passes_fresh_inputs_and_fails_a_fault(
-    place: str, dtype: torch.dtype, scale: float, faults: list[float], only_imported: Any
+    place: str, dtype: torch.dtype, scale: float, fault: float, only_imported: Any
 ) -> None:
     """In any type; and where no activation changes with it, at another scale."""
     weight = drawn(300, 17, seed=5, dtype=dtype)
@@ -448,9 +445,8 @@ def test_a_calibrated_tolerance_passes_fresh_inputs_and_fails_a_fault(
         names["y"] = scale * drawn(9, 300, seed=seed, dtype=dtype)
         failed += not tolerance_of(place, 1, names)
     assert failed <= 1
-    for factor in faults:
-        names["new"] = lambda x, factor=factor: new(x) * (factor if x is names["y"] else 1)
-        assert not tolerance_of(place, 1, names)
+    names["new"] = lambda x: new(x) * (fault if x is names["y"] else 1)
+    assert not tolerance_of(place, 1, names)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -421,13 +421,6 @@ def test_unittest_going_is_a_switch(said: str, monkeypatch: pytest.MonkeyPatch) 
         script.unit_test_going()
 
 
-@pytest.mark.parametrize("argv", [["--size", "many"], ["--size", "0.5"], ["--nothing"]])
-def test_an_option_of_a_page_is_refused(argv: list[str], capsys: pytest.CaptureFixture) -> None:
-    with pytest.raises(SystemExit):
-        script.get_parsed_args("p", argv=argv, size=(8, "how many", 1))
-    assert "error: " in capsys.readouterr().err
-
-
 def test_a_session_and_an_evaluator_take_the_same_arguments() -> None:
     for way in (ort.session(small()), TorchOnnxEvaluator(small())):
         for results in (way.run(FEEDS), way.run(None, FEEDS), way.run(["Z"], FEEDS)):

@@ -85,10 +85,9 @@ def chain(x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Te
 
 
 @pytest.mark.slow(reason="inductor compiles four programs")
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_inductor_is_nearer_and_rounds_where_eager_does_when_told(dtype: torch.dtype) -> None:
+def test_inductor_is_nearer_and_rounds_where_eager_does_when_told() -> None:
     inputs = [torch.randn(300, 257, generator=torch.Generator().manual_seed(i)) for i in range(3)]
-    inputs = [tensor.to(dtype) for tensor in inputs]
+    inputs = [tensor.bfloat16() for tensor in inputs]
     eager, truth = chain(*inputs), chain(*(tensor.double() for tensor in inputs))
     torch._dynamo.reset()
     compiled = torch.compile(chain)(*inputs)

@@ -254,17 +254,11 @@ MOVING: dict[str, tuple[Callable[..., Any], Callable[[int], list[torch.Tensor]]]
         lambda x: F.interpolate(x, (5, 9), mode="bilinear"),
         lambda n: [drawn(2, 3, 7, n)],
     ),
-    "var of nothing": (lambda x: (x.var(), x.std(1)), lambda n: [torch.zeros(n, 0)]),
     "max": (lambda x: (x.max(-1), x.amin(0)), lambda n: [with_specials(n)]),
     "softmax": (lambda x: (x.softmax(-1), x.logsumexp(0)), lambda n: [with_specials(n)]),
     "index": (
         lambda x, i: (x[i], x[:, i], x[-1]),
         lambda n: [drawn(n, 5), torch.tensor([4, -1, -5])],
-    ),
-    "embedding": (lambda x, i: F.embedding(i, x), lambda n: [drawn(n, 6), torch.tensor([0, 4, 4])]),
-    "batch_norm": (
-        lambda x: F.batch_norm(x, torch.zeros(5), torch.ones(5)),
-        lambda n: [drawn(n, 5)],
     ),
     "cross_entropy": (
         lambda x, y: (F.cross_entropy(x, y), F.cross_entropy(x, y, label_smoothing=0.1)),

@@ -111,42 +111,6 @@ def test_a_random_decoder_writes_eagers_text(kind: str) -> None:
     steps_are_recorded(check(decoder(kind, layers=2), "static, graph", asked, 24))
 
 
-def by_config(model: Any, **more: Any) -> list[list[Any]]:
-    """Texts that transformers compiles by itself: the steps, and the prefill where it is in parts.
-
-    Twice in a row, then of another length.
-    """
-    backend = rb.onnx_custom_backend
-    asked = transformers.CompileConfig(backend=backend, mode="reduce-overhead", dynamic=False)
-    asked._compile_all_devices = True
-    texts = []
-    for inputs in (batch_of(3, 9, 1), batch_of(3, 9, 1), batch_of(3, 6, 2)):
-        made = model.generate(
-            **inputs,
-            max_new_tokens=12,
-            do_sample=False,
-            compile_config=asked,
-            cache_implementation="static",
-            **more,
-        )
-        texts.append(made[:, inputs["input_ids"].shape[1] :].tolist())
-    return texts
-
-
-def eagerly(model: Any, **more: Any) -> list[list[Any]]:
-    """The same texts by eager."""
-    asked = (batch_of(3, 9, 1), batch_of(3, 9, 1), batch_of(3, 6, 2))
-    return [write(model, i, 12, cache_implementation="static", **more) for i in asked]
-
-
-def test_transformers_own_compile_config_writes_eagers_text() -> None:
-    model = decoder("Llama")
-    wanted = eagerly(model)
-    torch._dynamo.utils.counters.clear()
-    assert by_config(model) == wanted
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
-
-
 @pytest.mark.slow(reason="three graphs are compiled, 15 s")
 def test_a_conversation_goes_on_with_its_cache() -> None:
     """Its second question is of another length, and begins where the first text ended."""

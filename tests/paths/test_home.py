@@ -37,10 +37,6 @@ def test_nan_in_float16_is_named_with_its_node() -> None:
     # ONNX Runtime computes float16 in float32 on a CPU, node for node it overflows, too.
     assert "first NaN or infinity: Mul_0 (Mul -> Y), in torch and ORT" in str(comparison)
     assert "a Cast to float32 before it" in comparison.advice[0]
-    # float32 before it, and bfloat16 with float32's range, hold the square.
-    x = torch.full((2, 8), 300, dtype=torch.float16)
-    assert (x.float() ** 2).isfinite().all()
-    assert (x.to(torch.bfloat16) ** 2).isfinite().all()
 
 
 def test_a_model_has_tolerances_and_a_product_has_one() -> None:

@@ -43,7 +43,6 @@ extensions = [
     "findable",
     "mathml",
     "notebooks",
-    "redirects",
     "results",
     "search",
     "terms",

@@ -46,15 +46,10 @@ _PACKAGES = {
 }
 
 
+@functools.cache
 def records_of(page: str) -> dict[str, Record]:
     """The records of a page that hold values, by machine, the most telling first."""
-    return _read(page, RECORDED)
-
-
-@functools.cache
-def _read(page: str, folder: Path) -> dict[str, Record]:
-    """A build asks for them a thousand times, and none is written meanwhile."""
-    found = [record for record in read_records(page, folder) if record.values]
+    found = [record for record in read_records(page, RECORDED) if record.values]
     found.sort(key=lambda r: (FIRST.index(r.machine) if r.machine in FIRST else 9, r.machine))
     return {record.machine: record for record in found}
 

@@ -1,7 +1,6 @@
 """What the build takes from a page that runs: its figures, each for a light page and a dark one."""
 
 import re
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -82,35 +81,7 @@ def classes(figure: Figure) -> str:
 def save_svg(figure: Figure, light: Path, night: Path) -> None:
     """Draw a figure for a light page and, in the colours that turn, for a dark one."""
     figure.savefig(light, **_SVG)
-    markup = smaller(light.read_text("utf-8"))
-    light.write_text(markup, "utf-8")
+    markup = light.read_text("utf-8")
     for colour, turned in DARK.items():
         markup = markup.replace(colour, turned)
     night.write_text(markup, "utf-8")
-
-
-def smaller(markup: str) -> str:
-    """An SVG without indentation and metadata, in hundredths of a point: a fifth less to load."""
-    markup = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", markup, flags=re.DOTALL)
-    markup = re.sub(r'(id="|href="#)DejaVuSans', r"\1D", markup)
-    markup = re.sub(
-        r'(?<= d=")[^"]*', lambda d: re.sub(r"\s*([A-Za-z])\s*", r"\1", d[0]).strip(), markup
-    )
-    markup = re.sub(r'(?<=style=")[^"]*', lambda s: re.sub(r"([:;]) ", r"\1", s[0]), markup)
-    # A number below one may be a scale, whose digits count.
-    rounded = re.sub(
-        r"\d*[1-9]\d*\.\d{3,}", lambda n: f"{float(n[0]):.2f}".rstrip("0").rstrip("."), markup
-    )
-    # A letter is drawn in 64ths of a unit of its own, far below what a screen shows.
-    rounded = re.sub(r' d="([^"]*)" transform="scale\(0\.015625\)"', _coarse, rounded)
-    # The marks of an axis have one style, said once.
-    styles = Counter(re.findall(r' style="([^"]*)"', rounded))
-    for number, style in enumerate(s for s, count in styles.items() if count > 4):
-        rounded = rounded.replace(f' style="{style}"', f' class="s{number}"')
-        rounded = rounded.replace("</style>", f".s{number}{{{style}}}</style>", 1)
-    return re.sub(r"\s*\n\s*", " ", rounded).replace("> <", ">\n<").strip() + "\n"
-
-
-def _coarse(letter: re.Match[str]) -> str:
-    tenths = re.sub(r"\d+", lambda n: str(round(int(n[0]) / 10)), letter[1])
-    return f' d="{tenths}" transform="scale(0.15625)"'

@@ -1,10 +1,10 @@
-"""What search engines, language models and link previews find, and what a wrong address shows.
+"""What search engines and link previews find, and what a wrong address shows.
 
 Ours, as the extensions do less: sphinxext-opengraph describes a page of the reference by its
 headings, as it skips what autodoc writes; sphinx-sitemap's second build lists only the pages that
-it wrote again; sphinx-notfound-page leaves the links in the text of its page relative;
-sphinx-llms-txt's list has neither parts nor descriptions. The canonical address, Open Graph's
-absolute ones, ``sitemap.xml`` and ``robots.txt`` need to know where the site is published.
+it wrote again; sphinx-notfound-page leaves the links in the text of its page relative. The
+canonical address, Open Graph's absolute ones, ``sitemap.xml`` and ``robots.txt`` need to know where
+the site is published.
 """
 
 from __future__ import annotations
@@ -19,16 +19,9 @@ from urllib.parse import urlsplit
 from docutils import nodes
 from sphinx.application import Sphinx
 
-from hooks import page_order
-
 # Made by the machine, for the machine's own use.
 _ASIDE = ("genindex", "py-modindex", "search", "404")
 _MAP = '<urlset xmlns="http://www.sitemaps.org/schemas/sitemap/0.9">'
-_PARTS = (
-    ("The studies", r"gallery/\w+/plot_"),
-    ("Reading and running them", r"(?!index$|gallery/|generated/|api$)"),
-    ("The library", r"generated/|api$"),
-)
 
 
 def description(tree: nodes.Node, length: int = 200) -> str:
@@ -78,7 +71,6 @@ def finish(app: Sphinx, exception: Exception | None) -> None:
         return
     out, site = Path(app.outdir), app.config.html_baseurl
     names = [name for name in sorted(app.env.found_docs) if name not in _ASIDE]
-    (out / "llms.txt").write_text(llms(app, names), "utf-8")
     if (out / "404.html").exists():
         rooted(out / "404.html", urlsplit(site).path or "/")
     for name in ("sitemap.xml", "robots.txt"):
@@ -96,28 +88,6 @@ def rooted(page: Path, root: str) -> None:
     text = page.read_text("utf-8")
     text = re.sub(r'\b(href|src|action)="(?!https?:|data:|[#/])(?:\./)?', rf'\1="{root}', text)
     page.write_text(text.replace('data-content_root="./"', f'data-content_root="{root}"'), "utf-8")
-
-
-def llms(app: Sphinx, names: list[str]) -> str:
-    """The site for a language model: what it is, and one line a page."""
-    lines = [f"# {app.config.html_title}", "", f"> {_words(app, 'index')}"]
-    for part, pattern in _PARTS:
-        entries = [
-            f"- [{app.env.titles[n].astext()}]({app.config.html_baseurl}"
-            f"{app.builder.get_target_uri(n)}): {_words(app, n)}".rstrip(": ")
-            for n in sorted(names, key=page_order)
-            if re.match(pattern, n)
-        ]
-        lines += ["", f"## {part}", "", *entries] if entries else []
-    lines += ["", "Every study can be downloaded as a notebook and as a script from its page.", ""]
-    return "\n".join(lines)
-
-
-def _words(app: Sphinx, name: str) -> str:
-    """What a page says first, its references as readers see them."""
-    if name.startswith("generated/"):  # there are none
-        return description(app.env.get_doctree(name), 400)
-    return description(app.env.get_and_resolve_doctree(name, app.builder, tags=app.tags), 400)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

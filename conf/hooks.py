@@ -4,19 +4,18 @@ import functools
 import gc
 import hashlib
 import importlib.metadata
-import json
 import os
 import random
 import re
 import sys
 import warnings
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from docutils import nodes
-from sphinx.addnodes import tabular_col_spec
+from sphinx.addnodes import tabular_col_spec, toctree
 from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
 from sphinx.ext.autosummary import autosummary_table, autosummary_toc
 
 import roundoff
@@ -43,8 +42,8 @@ PAGES = {
         "whole model torch.compile backend decode generate KV static cache ONNX Runtime tokens per "
         "second compile time dynamic shapes lengths recompile fallback",
     "plot_batch_invariance":
-        "batch size changes output same bits batch invariance invariant deterministic inference "
-        "reproducible padding KV cache",
+        "batch size changes different answer output same bits batch invariance invariant "
+        "deterministic inference reproducible padding KV cache",
     "plot_trainer_sampler":
         "reinforcement learning RL PPO GRPO trainer sampler log-probabilities logprobs mismatch "
         "importance ratio clip fraction KL on-policy off-policy vLLM TRL",
@@ -89,28 +88,20 @@ def reset(gallery_conf: dict[str, Any], filename: str) -> None:
     warnings.formatwarning = lambda words, kind, *_, **__: f"{kind.__name__}: {words}\n"
 
 
-def stamps(scripts: Iterable[Path]) -> dict[str, str]:
-    """For each page a hash of what decides what it shows beside its own text.
+def stamp() -> str:
+    """A hash of what decides what pages show beside their texts.
 
-    That is the library, the versions, the mode, and the records of its name and of those that its
-    script names. Under ``all`` stands that of all records, which other pages list.
+    That is the library, the versions, the mode, and the records.
     """
-    common = hashlib.sha256()
-    library = Path(roundoff.__file__).parent
-    for path in (*sorted(library.rglob("*.py")), Path(__file__).with_name("figures.py")):
-        common.update(path.name.encode() + path.read_bytes())
+    digest = hashlib.sha256()
+    library = sorted(Path(roundoff.__file__).parent.rglob("*.py"))
+    for path in (*library, Path(__file__).with_name("figures.py"), *sorted(RECORDED.glob("*/*"))):
+        digest.update(path.name.encode() + path.read_bytes())
     versions = {d.metadata["Name"].lower(): d.version for d in importlib.metadata.distributions()}
     # Another commit of the same library is the same library.
     versions.pop("roundoff", None)
-    common.update(repr((sorted(versions.items()), os.environ.get("UNITTEST_GOING", ""))).encode())
-    texts = {path.name: f"{path.stem} {path.read_text('utf-8')}" for path in scripts}
-    digests = {name: common.copy() for name in (*texts, "all")}
-    for path in sorted(RECORDED.glob("*/*.json")):
-        record = f"{path.parent.name}/{path.name}".encode() + path.read_bytes()
-        for name, digest in digests.items():
-            if path.parent.name in texts.get(name, path.parent.name):
-                digest.update(record)
-    return {name: digest.hexdigest() for name, digest in digests.items()}
+    digest.update(repr((sorted(versions.items()), os.environ.get("UNITTEST_GOING", ""))).encode())
+    return digest.hexdigest()
 
 
 def drop_names_that_went(app: Sphinx) -> None:
@@ -125,24 +116,23 @@ def forget_stale_pages(app: Sphinx) -> None:
 
     Sphinx-Gallery's mark is the md5 of the script alone. It says nothing of the library, and it is
     written before the page's text, images and archive are: of an interrupted build only the pages
-    whose archive, which comes last, is there count. A new record runs the pages that show it.
+    whose archive, which comes last, is there count.
     """
     gallery = Path(app.srcdir) / "gallery"
     gallery.mkdir(exist_ok=True)
-    running, kept = gallery / "running", gallery / "stamps.json"
-    before = json.loads(kept.read_text("utf-8")) if kept.exists() else {}
-    scripts = Path(app.srcdir, app.config.sphinx_gallery_conf["examples_dirs"]).glob("*/*.py")
-    now = stamps(scripts)
+    running, kept = gallery / "running", gallery / "stamp"
+    now = stamp()
+    changed = not kept.exists() or kept.read_text("utf-8") != now
     for mark in gallery.rglob("*.py.md5"):
         archive = mark.with_suffix("").with_suffix(".zip")
         whole = archive.exists() and archive.stat().st_mtime_ns >= mark.stat().st_mtime_ns
-        if before.get(mark.stem) != now.get(mark.stem) or (running.exists() and not whole):
+        if changed or (running.exists() and not whole):
             mark.unlink()
-    if running.exists() or before != now:
+    if running.exists() or changed:
         # A half-written page is newer than its source; a new record is in no page's list of files.
         app.connect("env-get-outdated", lambda app, env, *_: list(env.found_docs))
     running.touch()
-    kept.write_text(json.dumps(now), "utf-8")
+    kept.write_text(now, "utf-8")
 
 
 def finished(app: Sphinx, exception: Exception | None) -> None:
@@ -179,6 +169,13 @@ def keep_places(app: Sphinx, tree: nodes.document) -> None:
         if isinstance(node, _TRACELESS) and node["ids"]:
             node.parent["ids"] += node["ids"]
             node["ids"] = []
+
+
+def shorten_sidebar(app: Sphinx, env: BuildEnvironment) -> None:
+    """The sidebar of a page has the reference, not each of its names: that page lists them."""
+    if reference := env.tocs.get("api"):
+        for listed in list(reference.findall(toctree)):
+            listed.parent.remove(listed)
 
 
 _EDITS = (
@@ -240,6 +237,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("builder-inited", drop_names_that_went, priority=0)
     app.connect("builder-inited", forget_stale_pages, priority=1)
     app.connect("doctree-read", keep_places)
+    app.connect("env-updated", shorten_sidebar)
     app.connect("html-page-context", finish_page, priority=900)
     app.connect("build-finished", finished, priority=999)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

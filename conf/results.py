@@ -19,15 +19,13 @@ import evidence
 from answer import document
 from hooks import page_order
 from notebooks import archive
-from roundoff.environment import environment, short_name
+from roundoff.environment import environment, short_name, summary
 from roundoff.record import RECORDED, Provenance, Record, read_record
 from roundoff.script import unit_test_going
 
 #: Folder of the site that holds what can be downloaded.
 FOLDER = "records"
 BUILD = "this-build"
-# On a phone a row of this class is a card, in which each cell says whose column it is.
-CARDS, COLUMN = "ro-results", "ro-column"
 
 
 def newest(record: Record) -> Provenance:
@@ -104,7 +102,7 @@ class ResultsTable(_Listing):
         files = [f"{FOLDER}/{page}/{machine}" for machine in records]
         rows.append(["Tables", *(f"`CSV <{f}.zip>`__, `JSON <{f}.json>`__" for f in files)])
         lines = [f".. list-table:: :doc:`/{name}`", "   :widths: auto", "   :header-rows: 1"]
-        lines += [f"   :class: {CARDS}", ""]
+        lines += ["   :class: ro-results", ""]
         for row in rows:
             lines += [f"   {'  ' if i else '* '}- {cell}" for i, cell in enumerate(row)]
         return [*lines, ""]
@@ -133,31 +131,12 @@ class MachineCards(_Listing):
 
 
 def _machine(env: Mapping[str, Any], label: str = "") -> list[str]:
-    gpu = env.get("gpu")
-    name = gpu["name"] if gpu else f"{env['processor']}, {env['cores']} cores"
-    lines = [f"**{_text(name)}**" + (f" ({_text(label)})" if label else ""), ""]
-    if gpu:
-        lines += [
-            f"* driver {gpu['driver']}, CUDA {gpu['cuda']}, {gpu['memory_gib']} GiB",
-            f"* host: {_text(env['processor'])}, {env['cores']} cores",
-        ]
-    versions = ", ".join(
-        f"{k} {v}" for k, v in env["versions"].items() if v and k not in ("pandas", "numpy")
-    )
-    return [*lines, f"* {_text(env['os'])}, Python {env['python']}", f"* {_text(versions)}"]
-
-
-def label_cells(app: Sphinx, tree: nodes.document) -> None:
-    """Write the heading of its column into each cell but the first, which is the card's title.
-
-    ``roundoff.css`` shows it where the headings are out of sight; it does not know them by itself.
-    """
-    for table in tree.findall(nodes.table):
-        if CARDS in table["classes"]:
-            head, *rows = table.findall(nodes.row)
-            for row in rows:
-                for heading, entry in list(zip(head, row, strict=True))[1:]:
-                    entry.insert(0, nodes.paragraph("", heading.astext(), classes=[COLUMN]))
+    where, _, versions = summary(env).partition("; ")
+    lines = [f"**{_text(where)}**" + (f" ({_text(label)})" if label else ""), ""]
+    if gpu := env.get("gpu"):
+        lines += [f"* driver {gpu['driver']}, CUDA {gpu['cuda']}, {gpu['memory_gib']} GiB"]
+        lines += [f"* host: {_text(env['processor'])}, {env['cores']} cores"]
+    return [*lines, f"* {_text(env['os'])}; {_text(versions)}"]
 
 
 def offer(app: Sphinx, exception: Exception | None) -> None:
@@ -188,6 +167,5 @@ def setup(app: Sphinx) -> dict[str, bool]:
     """Register the directives."""
     app.add_directive("results-table", ResultsTable)
     app.add_directive("machine-cards", MachineCards)
-    app.connect("doctree-read", label_cells)
     app.connect("build-finished", offer)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

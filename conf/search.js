@@ -1,4 +1,4 @@
-// Ranks what Sphinx's search has found, by the weights that search.py has put into the index.
+// Ranks what Sphinx's search has found, by the answers that search.py has put into the index.
 // Sphinx writes this file into language_data.js, which the search page loads after searchtools.js.
 var Scorer = {
   objNameMatch: 11,
@@ -23,12 +23,11 @@ var Scorer = {
     const words = new Set(splitQuery(query.toLowerCase()).map((word) => stemmer.stemWord(word)));
     let weight = 0;
     for (const word of words) {
-      if (Object.hasOwn(index.weights ?? {}, word)) weight += index.weights[word][file] ?? 0;
+      const pages = Object.hasOwn(index.answers ?? {}, word) ? index.answers[word] : [];
+      if (pages.includes(file)) weight += 1 / pages.length;
     }
-    // A study and the page of results answer a question, a definition says what its words mean.
-    if (/^gallery\/.*plot_|^results$/.test(docname)) weight *= 1.7;
     // A page comes before its sections and its entries in the general index.
-    return 1000 + 10 * weight + (anchor ? 0 : 5) + score / 100;
+    return 1000 + 100 * weight + (anchor ? 0 : 5) + score / 100;
   },
 };
 

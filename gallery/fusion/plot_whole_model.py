@@ -67,7 +67,7 @@ from roundoff.timing import measure
 CUDA = torch.cuda.is_available() and bool(available(["CUDAExecutionProvider"]))
 DEVICE = "cuda" if CUDA else "cpu"
 CLOCK = time.perf_counter if CUDA else time.process_time
-timed = partial(measure, device=DEVICE, clock=CLOCK)
+timed = partial(measure, device=DEVICE, clock=CLOCK, budget_s=0.5 if unit_test_going() else 2)
 threads = torch.get_num_threads()
 torch.set_num_threads(1)
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import copy
 import functools
+import importlib.util
 import inspect
 import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ import roundoff
 import roundoff.reductions
 from roundoff.compare import scaled_error
 
-from .pages import Snippet, snippets, study_of
+from .pages import snippets, study_of
 
 transformers = pytest.importorskip("transformers")
 
@@ -51,12 +52,9 @@ def off(truth: torch.Tensor, made: torch.Tensor) -> float:
 
 def test_every_snippet_has_a_path() -> None:
     tests = [f for name, f in globals().items() if name.startswith("test_")]
-    marks = [mark for test in tests for mark in getattr(test, "pytestmark", [])]
-    tried = {
-        p for m in marks if m.name == "parametrize" and m.args[0] == "place" for p in m.args[1]
-    }
-    assert tried == set(snippets()), "snippets without a path, or paths without a snippet"
-    assert {s.language for s in snippets().values()} == {"python"}
+    marks = [mark.args for test in tests for mark in getattr(test, "pytestmark", [])]
+    tried = [args[1] for args in marks if args and args[0] == "place"]
+    assert set().union(*tried) == set(snippets())
 
 
 @pytest.fixture
@@ -73,15 +71,14 @@ def only_imported(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @path_of("plot_gemm_fusion")
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-@pytest.mark.parametrize("rows", [1, 37])
-@pytest.mark.parametrize("widths", [[80, 16, 16], [7, 130, 1]], ids=str)
+@pytest.mark.parametrize(("rows", "widths"), [(1, [80, 16, 16]), (37, [7, 130, 1])], ids=str)
 def test_joined_weights_give_the_three_products(
     place: str, dtype: torch.dtype, rows: int, widths: list[int]
 ) -> None:
     x = drawn(rows, 83, seed=1, dtype=dtype)
     weights = [drawn(83, n, seed=n + 2, dtype=dtype) for n in widths]
-    query, key, value = weights
-    left = snippets()[place].run(torch=torch, query=query, key=key, value=value, x=x, widths=widths)
+    given = dict(zip(("query", "key", "value"), weights, strict=True))
+    left = snippets()[place].run(torch=torch, x=x, widths=widths, **given)
     for made, weight in zip((left["q"], left["k"], left["v"]), weights, strict=True):
         assert made.dtype == dtype
         assert off(x.double() @ weight.double(), made) < 16
@@ -92,45 +89,27 @@ def test_joined_weights_give_the_three_products(
 @pytest.mark.gpu
 @path_of("plot_llama_backend")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize("kind", ["rows", "Llama", "Qwen2"])
 def test_the_fastest_backend_gives_eagers_result_call_after_call(
-    place: str, kind: str, dtype: torch.dtype, only_imported: Any
+    place: str, dtype: torch.dtype, only_imported: Any
 ) -> None:
     torch._dynamo.reset()
-    if kind == "rows":
-        parts = [torch.nn.Embedding(53, 40), torch.nn.LayerNorm(40), torch.nn.Linear(40, 24)]
-        model: Any = torch.nn.Sequential(*parts, torch.nn.SiLU()).eval().cuda().to(dtype)
-    else:
-        whole = decoder(kind, dtype, layers=2).cuda()
-
-        def model(ids: torch.Tensor) -> torch.Tensor:
-            return whole(ids, use_cache=False).logits
-
+    parts = [torch.nn.Embedding(53, 40), torch.nn.LayerNorm(40), torch.nn.Linear(40, 24)]
+    model = torch.nn.Sequential(*parts, torch.nn.SiLU()).eval().cuda().to(dtype)
     prompts = [
         torch.randint(0, 53, (2, 19), generator=torch.Generator().manual_seed(i)).cuda()
         for i in range(4)
     ]
-    given = {
-        "roundoff": only_imported,
-        "partial": functools.partial,
-        "torch": torch,
-        "model": model,
-    }
+    given = {"roundoff": only_imported, "partial": functools.partial, "torch": torch}
     with torch.no_grad():
-        left = snippets()[place].run(**given, ids=prompts[0])
+        left = snippets()[place].run(**given, model=model, ids=prompts[0])
         made = [left["y"].clone(), *(left["fast"](ids).clone() for ids in prompts[1:])]
-        mine, eager = left["mine"](prompts[0]), [model(ids) for ids in prompts]
-        exact = copy.deepcopy(whole if kind != "rows" else model).double()
-        truth = [
-            exact(ids) if kind == "rows" else exact(ids, use_cache=False).logits for ids in prompts
-        ]
-    if kind == "rows":
-        assert torch.equal(mine, eager[0]), "the shortest backend is eager"
-    # transformers makes a mask where it is compiled and none in eager: torch takes another kernel.
-    pairs = [(truth[0], eager[0], mine), *zip(truth, eager, made, strict=True)]
-    for t, e, m in pairs:
-        assert m.dtype == dtype
-        assert scaled_error(t, m).rms < 2 * scaled_error(t, e).rms + 0.5
+        eager = [model(ids) for ids in prompts]
+        assert torch.equal(left["mine"](prompts[0]), eager[0]), "the shortest backend is eager"
+        exact = copy.deepcopy(model).double()
+        for ids, e, m in zip(prompts, eager, made, strict=True):
+            assert m.dtype == dtype
+            truth = exact(ids)
+            assert scaled_error(truth, m).rms < 2 * scaled_error(truth, e).rms + 0.5
     torch._dynamo.reset()
 
 
@@ -177,7 +156,6 @@ def test_a_compiled_model_writes_eagers_tokens(place: str, monkeypatch: pytest.M
     with torch.no_grad():
         made = [snippets()[place].run(model=model, inputs=inputs)["_"] for inputs in asked]
         wanted = [eager.generate(**inputs).tolist() for inputs in asked]
-    assert len(set(wanted[0][0])) > 10
     for (static, configured), text in zip(made, wanted, strict=True):
         assert static.tolist() == configured.tolist() == text
     assert "roundoff" in backends
@@ -247,49 +225,28 @@ def norm_of(m: int, n: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     wide = [t.double().requires_grad_() for t in (x, w, b)]
     y = torch.nn.functional.layer_norm(wide[0], (n,), wide[1], wide[2])
     dx, dw, db = torch.autograd.grad(y, wide, dy.double())
-    mean = x.double().mean(1)
-    rstd = (x.double().var(1, correction=0) + 1e-5).rsqrt()
-    return {
-        "x": x,
-        "dy": dy,
-        "weight": w,
-        "bias": b,
-        "mean": mean.float(),
-        "rstd": rstd.float(),
-        "exact y": y.detach(),
-        "exact dx": dx,
-        "exact dw": dw,
-        "exact db": db,
-    }
+    mean, rstd = x.double().mean(1), (x.double().var(1, correction=0) + 1e-5).rsqrt()
+    made = {"x": x, "dy": dy, "weight": w, "bias": b, "mean": mean.float(), "rstd": rstd.float()}
+    return made | {"exact y": y.detach(), "exact dx": dx, "exact dw": dw, "exact db": db}
 
 
 @path_of("plot_layer_norm_ladder")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize(("m", "n"), [(5, 300), (150, 33)])
-def test_rows_in_pieces_give_the_gradients_of_a_layer_norm(
-    place: str, m: int, n: int, dtype: torch.dtype
-) -> None:
-    device = "cuda" if CUDA else "cpu"
+def test_rows_in_pieces_give_the_gradients_of_a_layer_norm(place: str, dtype: torch.dtype) -> None:
     page = study_of("layer_norm_ladder")["ours"]
-    given = {k: v.to(device) for k, v in norm_of(m, n, dtype).items()}
-    left = snippets()[place].run(
-        torch=torch,
-        pieces_backward=page.pieces_backward,
-        add_partial_sums=page.add_partial_sums,
-        x=given["x"],
-        dy=given["dy"],
-        w=given["weight"],
-        mean=given["mean"],
-        rstd=given["rstd"],
-    )
+    norm = {k: v.to("cuda" if CUDA else "cpu") for k, v in norm_of(30, 33, dtype).items()}
+    given = {name: norm[name] for name in ("x", "dy", "mean", "rstd")} | {"w": norm["weight"]}
+    for name in ("pieces_backward", "add_partial_sums"):
+        given[name] = getattr(page, name)
+    left = snippets()[place].run(torch=torch, **given)
     dx, sums = left["dx"], left["sums"].to(dtype)
     for name, made in (("dx", dx), ("dw", sums[0]), ("db", sums[1])):
-        assert off(given[f"exact {name}"], made) < 16, name
+        assert off(norm[f"exact {name}"], made) < 16, name
 
 
 @path_of("plot_triton_layer_norm")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("m", "n"), [(7, 200), (3, 1), (1, 1027)])
+@pytest.mark.parametrize(("m", "n"), [(7, 200), (3, 1)])
 def test_our_layer_norm_is_torchs_with_its_gradients(
     place: str, m: int, n: int, dtype: torch.dtype
 ) -> None:
@@ -400,91 +357,48 @@ def test_without_tf32_both_have_float32s_error(
     assert off(torch.nn.functional.conv2d(picture.double(), filters.double()), convolved) < 16
 
 
-SIZES = [1, 2, 3, 1000, 2**20]
-LARGE = pytest.param(2**24, marks=pytest.mark.slow(reason="seconds for each kind of values"))
-KINDS: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
-    "normal": lambda rng, n: rng.standard_normal(n),
-    "positive": lambda rng, n: rng.random(n),
-    "spread": lambda rng, n: rng.standard_normal(n) * 10.0 ** rng.uniform(-18, 18, n),
+KINDS: dict[str, Callable[[np.random.Generator], np.ndarray]] = {
+    "normal": lambda rng: rng.standard_normal(1000),
+    "positive": lambda rng: rng.random(2**20),
+    "spread": lambda rng: rng.standard_normal(1000) * 10.0 ** rng.uniform(-18, 18, 1000),
 }
 
 
-def orders_of(values: np.ndarray) -> Iterator[np.ndarray]:
-    yield values
-    yield np.sort(values)
-    yield values[::-1].copy()
-    yield np.random.default_rng(1).permutation(values)
-
-
-def line_of(place: str, beginning: str) -> Snippet:
-    (line,) = (s for s in snippets()[place].statements() if s.code.startswith(beginning))
-    return line
-
-
 @path_of("plot_reduction_order")
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("n", SIZES)
-@pytest.mark.parametrize("library", ["np", "torch"])
-def test_a_sum_in_float64_is_right_in_every_order(
-    place: str, library: str, n: int, kind: str
-) -> None:
-    values = KINDS[kind](np.random.default_rng((9, n)), n).astype(np.float32)
+def test_a_sum_is_right_in_every_order(place: str, kind: str, only_imported: Any) -> None:
+    """In float64 within its bound, and rounded once; exactly, with the same bits, by the others."""
+    rng = np.random.default_rng(9)
+    values = KINDS[kind](rng).astype(np.float32)
     exact = math.fsum(values)
-    # Any order of n - 1 additions in float64 is within this of the truth, and is rounded once.
-    bound = n * 2.0**-53 * math.fsum(np.abs(values))
-    half_a_unit = float(np.spacing(np.float32(abs(exact) + bound))) / 2
-    line = line_of(place, f"x.sum(dtype={library}.float64).")
-    results = set()
-    for x in orders_of(values):
-        given: Any = x if library == "np" else torch.from_numpy(x)
-        (made,) = line.run(np=np, torch=torch, x=given)["_"]
-        assert made.dtype == given.dtype
-        assert abs(float(made) - exact) <= bound + half_a_unit
-        results.add(float(made))
-    if bound < 2.0**-30 * abs(exact):  # "the same result, the correctly rounded one"
-        assert results == {float(np.float32(exact))}
-
-
-@path_of("plot_reduction_order")
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("n", [*SIZES, 2**13, LARGE])
-def test_a_binned_sum_is_right_and_has_one_result_in_every_order(
-    place: str, n: int, kind: str, only_imported: Any
-) -> None:
-    values = KINDS[kind](np.random.default_rng((10, n)), n).astype(np.float32)
-    exact = math.fsum(values)
-    line = line_of(place, "roundoff.reductions.binned(x, ")
-    made = {float(line.run(roundoff=only_imported, x=x)["_"][0]) for x in orders_of(values)}
-    assert len(made) == 1
+    rounded = float(np.float32(exact))
     half_a_unit = float(np.spacing(np.float32(abs(exact)))) / 2
-    assert abs(made.pop() - exact) <= half_a_unit * (1 + 2.0**-20)  # exact is rounded, too
-
-
-@path_of("plot_reduction_order")
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_kernel_of_a_gpu_has_the_bits_of_binned(place: str, kind: str) -> None:
-    pytest.importorskip("triton")
-    from roundoff.kernels import interpreting
-
-    device = "cpu" if interpreting() else "cuda"
-    values = KINDS[kind](np.random.default_rng((11, 1000)), 1000).astype(np.float32)
-    names = line_of(place, "from roundoff.kernels").run()
-    for x in orders_of(values):
-        given = torch.from_numpy(x).to(device)
-        (made,) = line_of(place, "sum_binned(x)").run(**names, x=given)["_"]
-        assert float(made) == float(roundoff.reductions.binned(x, axis=None))
+    # Any order of n - 1 additions in float64 is within this of the truth.
+    bound = len(values) * 2.0**-53 * math.fsum(np.abs(values))
+    of_numpy, of_torch, of_binned, imports, of_kernel = snippets()[place].statements()
+    has_triton = importlib.util.find_spec("triton") is not None
+    names = imports.run() if has_triton else {}
+    device = "cuda" if CUDA else "cpu"
+    for x in (values, np.sort(values), values[::-1].copy(), rng.permutation(values)):
+        tensor = torch.from_numpy(x)
+        wide = [of_numpy.run(np=np, x=x), of_torch.run(torch=torch, x=tensor)]
+        for (made,) in (left["_"] for left in wide):
+            assert made.dtype in (np.float32, torch.float32)
+            assert abs(float(made) - exact) <= bound + half_a_unit * (1 + 2.0**-20)
+        results = [of_binned.run(roundoff=only_imported, x=x)]
+        if has_triton and len(x) == 1000:  # one that is interpreted takes long
+            results.append(of_kernel.run(**names, x=tensor.to(device)))
+        assert {float(left["_"][0]) for left in results} == {rounded}
 
 
 def tolerance_of(place: str, which: int, names: dict[str, Any]) -> bool:
     """Whether a result passes the first or the second part of the snippet."""
     statements = snippets()[place].statements()
-    part = statements[:3] if which == 0 else statements[3:]
-    assert len(part) == (3 if which == 0 else 2)
-    for statement in part:
-        try:
+    try:
+        for statement in statements[:3] if which == 0 else statements[3:]:
             names |= statement.run(**names)
-        except AssertionError:
-            return False
+    except AssertionError:
+        return False
     return True
 
 
@@ -506,15 +420,12 @@ def test_a_bound_passes_another_order_and_fails_a_missing_term(
 
 @path_of("plot_which_tolerance")
 @pytest.mark.parametrize(
-    ("dtype", "scale", "faults"),
-    [
-        *((dtype, 1.0, [1.2]) for dtype in FLOATS),
-        *((torch.float32, scale, [0, 1.0001]) for scale in (2.0**-24, 4.0, 2.0**20)),
-    ],
+    ("dtype", "scale", "fault"),
+    [*((dtype, 1.0, 1.2) for dtype in FLOATS), *((FLOATS[0], s, 1.0001) for s in (2.0**-24, 4.0))],
     ids=str,
 )
 def test_a_calibrated_tolerance_passes_fresh_inputs_and_fails_a_fault(
-    place: str, dtype: torch.dtype, scale: float, faults: list[float], only_imported: Any
+    place: str, dtype: torch.dtype, scale: float, fault: float, only_imported: Any
 ) -> None:
     """In any type; and where no activation changes with it, at another scale."""
     weight = drawn(300, 17, seed=5, dtype=dtype)
@@ -534,9 +445,8 @@ def test_a_calibrated_tolerance_passes_fresh_inputs_and_fails_a_fault(
         names["y"] = scale * drawn(9, 300, seed=seed, dtype=dtype)
         failed += not tolerance_of(place, 1, names)
     assert failed <= 1
-    for factor in faults:
-        names["new"] = lambda x, factor=factor: new(x) * (factor if x is names["y"] else 1)
-        assert not tolerance_of(place, 1, names)
+    names["new"] = lambda x: new(x) * (fault if x is names["y"] else 1)
+    assert not tolerance_of(place, 1, names)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

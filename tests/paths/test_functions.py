@@ -174,11 +174,6 @@ def beside_eager(
         near(one, other, largest if floor is None else floor)
 
 
-def hold(name: str, dtype: torch.dtype, special: bool) -> None:
-    for sample in itertools.islice(OPS[name].sample_inputs("cpu", dtype), 2):
-        hold_sample(name, dtype, special, sample)
-
-
 def written_out(op: Any, sample: Any) -> tuple[Callable[..., Any], list[torch.Tensor]]:
     """The call of a sample as a function of its tensors, and these: dynamo traces nothing else."""
     tensors: list[torch.Tensor] = []
@@ -202,26 +197,28 @@ def written_out(op: Any, sample: Any) -> tuple[Callable[..., Any], list[torch.Te
     return names["call"], tensors
 
 
-def hold_sample(name: str, dtype: torch.dtype, special: bool, sample: Any) -> None:
+def hold(name: str, dtype: torch.dtype, samples: int) -> None:
+    """Hold the first samples of a function, with special values in them, to eager."""
     op = OPS[name]
-    function, inputs = written_out(op.op, sample)
-    if special and name not in PLAIN:
-        inputs = [
-            spoiled(op, x, 3 * turn) if x.dtype == dtype else x for turn, x in enumerate(inputs)
-        ]
-    try:
-        function(*inputs)
-    except RuntimeError:  # torch itself refuses the special values
-        return
-    torch.compiler.reset()
-    run = torch.compile(function, backend=rb.onnx_custom_backend)
-    floor = 1.0 if name in ABSOLUTE else 1e-30 if by_element(op) else None
-    beside_eager(run, function, inputs, floor, first=name in TIES)
+    for sample in itertools.islice(op.sample_inputs("cpu", dtype), samples):
+        function, inputs = written_out(op.op, sample)
+        if name not in PLAIN:
+            inputs = [
+                spoiled(op, x, 3 * turn) if x.dtype == dtype else x for turn, x in enumerate(inputs)
+            ]
+        try:
+            function(*inputs)
+        except RuntimeError:  # torch itself refuses the special values
+            continue
+        torch.compiler.reset()
+        run = torch.compile(function, backend=rb.onnx_custom_backend)
+        floor = 1.0 if name in ABSOLUTE else 1e-30 if by_element(op) else None
+        beside_eager(run, function, inputs, floor, first=name in TIES)
 
 
 @pytest.mark.parametrize(("name", "dtype"), QUICK, ids=str)
 def test_a_function(name: str, dtype: torch.dtype) -> None:
-    hold(name, dtype, special=True)
+    hold(name, dtype, samples=1)
 
 
 @pytest.mark.slow(reason="the types that models have; the quick test takes one of each function")
@@ -237,7 +234,7 @@ def test_a_function(name: str, dtype: torch.dtype) -> None:
     ids=str,
 )
 def test_every_function(name: str, dtype: torch.dtype) -> None:
-    hold(name, dtype, special=True)
+    hold(name, dtype, samples=2)
 
 
 def drawn(*shape: int) -> torch.Tensor:
@@ -257,17 +254,11 @@ MOVING: dict[str, tuple[Callable[..., Any], Callable[[int], list[torch.Tensor]]]
         lambda x: F.interpolate(x, (5, 9), mode="bilinear"),
         lambda n: [drawn(2, 3, 7, n)],
     ),
-    "var of nothing": (lambda x: (x.var(), x.std(1)), lambda n: [torch.zeros(n, 0)]),
     "max": (lambda x: (x.max(-1), x.amin(0)), lambda n: [with_specials(n)]),
     "softmax": (lambda x: (x.softmax(-1), x.logsumexp(0)), lambda n: [with_specials(n)]),
     "index": (
         lambda x, i: (x[i], x[:, i], x[-1]),
         lambda n: [drawn(n, 5), torch.tensor([4, -1, -5])],
-    ),
-    "embedding": (lambda x, i: F.embedding(i, x), lambda n: [drawn(n, 6), torch.tensor([0, 4, 4])]),
-    "batch_norm": (
-        lambda x: F.batch_norm(x, torch.zeros(5), torch.ones(5)),
-        lambda n: [drawn(n, 5)],
     ),
     "cross_entropy": (
         lambda x, y: (F.cross_entropy(x, y), F.cross_entropy(x, y, label_smoothing=0.1)),

@@ -1,28 +1,21 @@
 """transformers' ``generate`` through the backend, whole texts: eager's tokens, to the last one.
 
-On a processor small random decoders, and CUDA graphs by a stand-in; on a GPU the graphs themselves,
-and a trained model.
+Small random decoders; on a GPU with CUDA graphs, and a trained model, too.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 import roundoff.backend as rb
-from roundoff.fusion import OptimizationOptions
 from roundoff.models import load_trained
-
-sys.path.insert(0, str(Path(__file__).parent))
-import graph_stand_in
 
 transformers = pytest.importorskip("transformers")
 
@@ -37,34 +30,17 @@ MODES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "static, as it comes": ({}, {"cache_implementation": "static"}),
     "static, graph": (GRAPH, {"cache_implementation": "static"}),
 }
-SIZES = {
-    "hidden_size": 64,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 96,
-    "vocab_size": 160,
-    "head_dim": 16,
-    "max_position_embeddings": 256,
-    "bos_token_id": 1,
-    "eos_token_id": None,
-    "pad_token_id": 0,
-}
-GPT2 = {
-    "n_embd": 64,
-    "n_head": 4,
-    "n_positions": 256,
-    "vocab_size": 160,
-    "bos_token_id": 1,
-    "eos_token_id": None,
-    "pad_token_id": 0,
-}
+SPECIAL = {"bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0, "vocab_size": 160}
+SIZES = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+SIZES |= {"intermediate_size": 96, "max_position_embeddings": 256} | SPECIAL
+GPT2 = {"n_embd": 64, "n_head": 4, "n_positions": 256} | SPECIAL
 
 
 @pytest.fixture(autouse=True)
-def recordings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """What was recorded, where it is a stand-in; each test compiles anew."""
+def _fresh() -> Iterator[None]:
+    """Each test compiles anew."""
     torch._dynamo.reset()
-    yield None if CUDA else graph_stand_in.install(monkeypatch)
+    yield
     torch._dynamo.reset()
 
 
@@ -93,12 +69,8 @@ def batch_of(rows: int, length: int, seed: int) -> dict[str, torch.Tensor]:
 def compiled(model: Any, **options: Any) -> Iterator[list[rb.Compiled]]:
     """The model with its forward compiled, and the graphs that it takes."""
     storage: dict[str, Any] = {"instance": []}
-    plain = model.forward
-    # The stand-in fuses as for a GPU.
-    chosen = None if CUDA else OptimizationOptions(processor="CUDA")
-    backend = functools.partial(
-        rb.onnx_custom_backend, storage=storage, options=chosen, mode=options.pop("mode", None)
-    )
+    plain, mode = model.forward, options.pop("mode", None)
+    backend = functools.partial(rb.onnx_custom_backend, storage=storage, mode=mode)
     model.forward = torch.compile(plain, backend=backend, **options)
     try:
         yield storage["instance"]
@@ -115,6 +87,8 @@ def write(model: Any, inputs: dict[str, torch.Tensor], tokens: int, **more: Any)
 
 def steps_are_recorded(graphs: list[rb.Compiled]) -> None:
     """Those of one token: a prefill reads from the processor how far its cache has come."""
+    if not CUDA:
+        return
     steps = [g for g in graphs if any(list(t.shape)[1:] == [1] for t in g.inputs or ())]
     assert steps
     assert [(g.no_cuda_graph, g.by_torch) for g in steps if g.no_cuda_graph] == []
@@ -131,72 +105,10 @@ def check(model: Any, mode: str, asked: list[dict[str, torch.Tensor]], tokens: i
     return graphs
 
 
-@pytest.mark.parametrize(
-    ("kind", "mode", "rows"),
-    [
-        ("Llama", "static, graph", 3),
-        ("GPT2", "static, graph", 3),
-    ],
-)
-def test_a_random_decoder_writes_eagers_text(
-    kind: str, mode: str, rows: int, recordings: list[Any] | None
-) -> None:
-    graphs = check(decoder(kind, layers=2), mode, [batch_of(rows, 9, 1), batch_of(rows, 6, 2)], 24)
-    steps_are_recorded(graphs)
-    assert recordings is None or len(recordings) >= 2  # a decode step of each length
-
-
-def by_config(model: Any, **more: Any) -> list[list[Any]]:
-    """Texts that transformers compiles by itself: the steps, and the prefill where it is in parts.
-
-    Twice in a row, then of another length.
-    """
-    chosen = None if CUDA else OptimizationOptions(processor="CUDA")
-    backend = functools.partial(rb.onnx_custom_backend, options=chosen)
-    asked = transformers.CompileConfig(backend=backend, mode="reduce-overhead", dynamic=False)
-    asked._compile_all_devices = True
-    texts = []
-    for inputs in (batch_of(3, 9, 1), batch_of(3, 9, 1), batch_of(3, 6, 2)):
-        made = model.generate(
-            **inputs,
-            max_new_tokens=12,
-            do_sample=False,
-            compile_config=asked,
-            cache_implementation="static",
-            **more,
-        )
-        texts.append(made[:, inputs["input_ids"].shape[1] :].tolist())
-    return texts
-
-
-def eagerly(model: Any, **more: Any) -> list[list[Any]]:
-    """The same texts by eager."""
-    asked = (batch_of(3, 9, 1), batch_of(3, 9, 1), batch_of(3, 6, 2))
-    return [write(model, i, 12, cache_implementation="static", **more) for i in asked]
-
-
-def test_transformers_own_compile_config_writes_eagers_text(recordings: list[Any] | None) -> None:
-    model = decoder("Llama")
-    wanted = eagerly(model)
-    torch._dynamo.utils.counters.clear()
-    assert by_config(model) == wanted
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
-    assert recordings is None or recordings
-
-
-@pytest.mark.slow(reason="four graphs are compiled, 20 s")
-@pytest.mark.parametrize("configured", [True, False])
-def test_a_prefill_in_parts_writes_eagers_text(configured: bool) -> None:
-    """Compiled by transformers, and with the forward: parts of 4 tokens, and a rest."""
-    model = decoder("Llama")
-    wanted = eagerly(model, prefill_chunk_size=4)
-    assert wanted == eagerly(model)
-    if configured:
-        assert by_config(model, prefill_chunk_size=4) == wanted
-        return
-    options, _ = MODES["static, graph"]
-    with compiled(model, **options):
-        assert eagerly(model, prefill_chunk_size=4) == wanted
+@pytest.mark.parametrize("kind", ["Llama", "GPT2"])
+def test_a_random_decoder_writes_eagers_text(kind: str) -> None:
+    asked = [batch_of(3, 9, 1), batch_of(3, 6, 2)]
+    steps_are_recorded(check(decoder(kind, layers=2), "static, graph", asked, 24))
 
 
 @pytest.mark.slow(reason="three graphs are compiled, 15 s")
@@ -254,8 +166,9 @@ def test_outputs_that_are_kept_across_marked_steps_stay_as_they_were() -> None:
     steps_are_recorded(graphs)
 
 
+@pytest.mark.gpu
 @torch.no_grad()
-def test_what_draws_random_numbers_is_not_recorded(recordings: list[Any] | None) -> None:
+def test_what_draws_random_numbers_is_not_recorded() -> None:
     """The runs before a recording would draw, too, and torch's generator be ahead of eager's."""
 
     def noisy(x: torch.Tensor) -> torch.Tensor:
@@ -274,26 +187,6 @@ def test_what_draws_random_numbers_is_not_recorded(recordings: list[Any] | None)
     assert torch.equal(*drawn)
     (graph,) = storage["instance"]
     assert "draws random numbers" in graph.no_cuda_graph
-    assert not recordings
-
-
-MASK = "Cast-24(bool) to float"
-
-
-@pytest.mark.skipif(CUDA, reason="by the stand-in")
-def test_a_mask_that_the_processor_reads_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Recorded all the same, every step would have the first one's mask."""
-    known = dict(graph_stand_in.kernels())
-    assert known[MASK] == "CUDAExecutionProvider"
-    monkeypatch.setattr(graph_stand_in, "kernels", lambda: known | {MASK: "CPUExecutionProvider"})
-    model, inputs = decoder("Llama"), batch_of(3, 9, 1)
-    options, more = MODES["static, graph"]
-    wanted = write(model, inputs, 16, **more)
-    with warnings.catch_warnings(), compiled(model, **options) as graphs:
-        warnings.simplefilter("ignore")
-        texts = [write(model, inputs, 16, **more) for _ in range(2)]
-    assert texts == [wanted] * 2
-    assert any("on the processor" in g.no_cuda_graph for g in graphs)
 
 
 @pytest.mark.gpu

@@ -37,10 +37,6 @@ def test_nan_in_float16_is_named_with_its_node() -> None:
     # ONNX Runtime computes float16 in float32 on a CPU, node for node it overflows, too.
     assert "first NaN or infinity: Mul_0 (Mul -> Y), in torch and ORT" in str(comparison)
     assert "a Cast to float32 before it" in comparison.advice[0]
-    # float32 before it, and bfloat16 with float32's range, hold the square.
-    x = torch.full((2, 8), 300, dtype=torch.float16)
-    assert (x.float() ** 2).isfinite().all()
-    assert (x.to(torch.bfloat16) ** 2).isfinite().all()
 
 
 def test_a_model_has_tolerances_and_a_product_has_one() -> None:
@@ -85,10 +81,9 @@ def chain(x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Te
 
 
 @pytest.mark.slow(reason="inductor compiles four programs")
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_inductor_is_nearer_and_rounds_where_eager_does_when_told(dtype: torch.dtype) -> None:
+def test_inductor_is_nearer_and_rounds_where_eager_does_when_told() -> None:
     inputs = [torch.randn(300, 257, generator=torch.Generator().manual_seed(i)) for i in range(3)]
-    inputs = [tensor.to(dtype) for tensor in inputs]
+    inputs = [tensor.bfloat16() for tensor in inputs]
     eager, truth = chain(*inputs), chain(*(tensor.double() for tensor in inputs))
     torch._dynamo.reset()
     compiled = torch.compile(chain)(*inputs)

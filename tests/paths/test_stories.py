@@ -5,12 +5,10 @@ prose says of their output holds on this machine; page and study measure the sam
 from __future__ import annotations
 
 import ast
-import builtins
 import contextlib
 import io
 import os
 import re
-import symtable
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -23,56 +21,43 @@ import pytest
 import torch
 
 from roundoff.environment import environment
-from roundoff.ort import session
 from roundoff.page import choose
 from roundoff.record import Record, read_records
 from roundoff.reductions import (
     binned,
-    condition,
     exact_sum,
     round_exact,
 )
 
-from .pages import PAGES, Cell, cells, own_cell, record_of, run, run_cell, run_imports, study_of
-
-STORIES = list(PAGES)
-
-
-def lines(cell: Cell) -> int:
-    """Lines of code, imports and comments aside."""
-    shown = [line for line in cell.code.splitlines() if line.strip()]
-    return sum(not line.lstrip().startswith(("import ", "from ", "#", ")")) for line in shown)
+from .pages import PAGES, cells, own_cell, record_of, run, run_cell, study_of
 
 
 class Told:
-    """A page whose cells have run in order, without a record: their names, outputs and figures."""
+    """A page whose cells have run in order, without a record: their names, output and figures.
+
+    The reader's own cell runs in ``test_your_own.py``.
+    """
 
     def __init__(self, page: str) -> None:
         self.names: dict[str, Any] = {"__name__": page}
-        self.printed: list[str] = []
         self.labels: list[str] = []
         self.answers = 0
-        self.values: list[Any] = []
+        values: list[Any] = []
+        out = io.StringIO()
         plt.close("all")  # what another test left open
         for cell in cells(page):
+            if cell == own_cell(page):
+                continue
             tree = ast.parse(cell.code)
             ast.increment_lineno(tree, cell.line - 1)
-            out = io.StringIO()
             with contextlib.redirect_stdout(out):
-                self.values += run(tree, self.names, str(PAGES[page]))
-            self.printed.append(out.getvalue())
+                values += run(tree, self.names, str(PAGES[page]))
             figures = [plt.figure(number) for number in plt.get_fignums()]
             self.labels += [str(figure.get_label()) for figure in figures]
             self.answers += sum(figure.get_gid() == "answer" for figure in figures)
             plt.close("all")
-
-    @property
-    def text(self) -> str:
-        return "".join(self.printed)
-
-    @property
-    def tables(self) -> list[pd.DataFrame]:
-        return [value for value in self.values if isinstance(value, pd.DataFrame)]
+        self.text = out.getvalue()
+        self.tables = [value for value in values if isinstance(value, pd.DataFrame)]
 
 
 class Stories(dict[str, Told]):
@@ -93,41 +78,14 @@ def told() -> Iterator[Stories]:
         yield Stories()
 
 
-@pytest.mark.parametrize("page", STORIES)
-def test_no_cell_is_longer_than_it_can_be_read(page: str) -> None:
-    longest = max(cells(page), key=lines)
-    assert lines(longest) <= 20, longest.code
-
-
-@pytest.mark.parametrize("page", STORIES)
+@pytest.mark.parametrize("page", PAGES)
 def test_without_a_record_a_page_prints_and_draws(page: str, told: Stories) -> None:
     story = told[page]
-    assert len(story.text.splitlines()) >= 4
+    assert story.text
     assert len(story.labels) >= 2
     assert all(len(label.split()) >= 5 for label in story.labels), "a figure without words"
     assert story.answers == 1, "no figure for the answer, or several"
     assert any(len(table) for table in story.tables)
-
-
-def needed(code: str) -> set[str]:
-    """Names that code reads and does not make."""
-    tables, read, made = [symtable.symtable(code, "cell", "exec")], set(), set()
-    for symbol in tables[0].get_symbols():
-        if symbol.is_assigned() or symbol.is_imported():
-            made.add(symbol.get_name())
-    while tables:
-        table = tables.pop()
-        tables += table.get_children()
-        read |= {symbol.get_name() for symbol in table.get_symbols() if symbol.is_global()}
-    return read - made
-
-
-@pytest.mark.parametrize("page", STORIES)
-def test_the_readers_own_cell_needs_the_imports_alone(page: str) -> None:
-    """As printed it runs with the page, and with something else in ``test_your_own.py``."""
-    names: dict[str, Any] = {"__name__": page}
-    run_imports(page, names)
-    assert needed(own_cell(page).code) <= names.keys() | set(dir(builtins))
 
 
 # --- the order of a sum
@@ -145,7 +103,6 @@ def test_what_the_page_on_sums_says_of_its_output(told: Stories) -> None:
     assert len(set(drawn)) > 1, "another order changed nothing"
     assert np.ptp(drawn) < 1e-5 * abs(drawn[0]), "they agree in about five digits"
     assert exact == round(float(exact_sum(names["x"])), 6)
-    assert exact not in drawn, "none of these is the exact sum"
     assert counted == names["counts"]["normal"]["np.sum"] > 3
     assert grids[11] == 1, "no addition rounds"
     assert 1 < grids[20] <= grids[24] <= counted + 5, "the different results return"
@@ -162,48 +119,36 @@ def test_each_number_of_threads_has_one_sum_and_a_different_one(told: Stories) -
 def test_the_price_of_the_guaranteed_sum_is_measured(told: Stories) -> None:
     prices = told[REDUCTION].names["prices"].set_index("label")
     assert prices["low"]["binned"] > 2 * prices["high"]["np.sum, float64"] > 2
-    # "binned takes less time", "several times as long as in float32"
-    assert prices["high"]["binned"] < prices["low"]["math.fsum"]
-    assert prices["high"]["binned"] < prices["low"]["Neumaier"]
+    others = ["math.fsum", "Neumaier"]
+    assert (prices["high"]["binned"] < prices["low"][others]).all(), "binned takes less time"
     assert prices["ratio"]["torch.sum, float64"] > 2 * prices["ratio"]["torch.sum"]
 
 
 def test_the_error_of_a_sum_grows_with_its_condition(told: Stories) -> None:
     names = told[REDUCTION].names
     points, first = names["points"], names["points"].iloc[0]
-    logs = np.log(points)
-    assert np.corrcoef(logs.T)[0, 1:].min() > 0.8, "both errors grow with the condition number"
+    assert np.corrcoef(np.log(points).T)[0, 1:].min() > 0.8, "both errors grow with it"
     cancel = points[points["condition"] > 20]
     rule = cancel["shuffled"] / cancel["condition"] * 20
     assert len(cancel) > 60
     assert 0.5 < rule.quantile(0.02) < rule.quantile(0.98) < 2, "within a factor of two"
     assert (cancel["sorted"] > cancel["shuffled"]).mean() > 0.8, "sorted orders are worse"
     assert (points["condition"][::3] > first["condition"]).sum() == 1, "only one cancels more"
-    assert first["condition"] == condition(names["x"])
     assert 2.5 < first["sorted"] / first["shuffled"] < 4, "about a third of that"
 
 
 def test_the_type_of_a_sum_matters_more_than_its_length(told: Stories) -> None:
     names = told[REDUCTION].names
-    counts, summary, spreads = names["counts"], names["summary"], names["spreads"]
+    counts, summary, of_types = names["counts"], names["summary"], names["short"]
     kinds = ["normal", "spikes", "pareto", "cubes"]
     exact = ["float64, rounded", "binned", "Neumaier"]
     assert (counts.loc[exact, kinds] == 1).all(axis=None)
-    assert (counts.loc["a loop", kinds] > counts.loc["np.sum", kinds]).all()
-    # float64 rounds none of the three kinds, and all sums of the cubes.
-    assert (counts.loc["float64", kinds[:3]] == 1).all()
-    assert counts.loc["float64", "cubes"] > 4
-    assert counts.loc["float64", "right"] == 384
     assert (counts.loc[exact, "right"] == 512).all()
+    assert (counts.loc["a loop", kinds] > counts.loc["np.sum", kinds]).all()
+    assert (counts.loc["float64", kinds[:3]] == 1).all(), "float64 rounds none of the three kinds"
+    assert counts.loc["float64", "right"] == 384
     assert counts.loc["np.sum", "right"] < 256, "few are right"
-    assert (summary["float32"] / summary["float64"] > 1e7).all()
-    means = summary.loc["mean"]
-    assert (means[["float16", "bfloat16"]] == 0).all(axis=None)
-    assert summary.loc[("normalisation", "normal"), "float16"] == 2**-10, "an ULP of float16"
-    normal = spreads[(spreads["numbers"] == "normal") & (spreads["type"] == "float32")]
-    line = normal[normal["statistic"] == "mean"].set_index("length")["relative"]
-    assert line[8192] < line[16], "the spread falls"
-    of_types = names["short"]
+    assert (summary.loc["mean"][["float16", "bfloat16"]] == 0).all(axis=None)
     assert of_types["float32, sum"].is_monotonic_increasing, "that of the sum grows"
     ratio = of_types["float32"] / of_types["float64"]
     assert ratio.between(1e8, 1e9).all(), "more than a hundred million times smaller"
@@ -235,7 +180,6 @@ def test_what_the_page_on_two_runtimes_says_of_its_output(told: Stories) -> None
     (parts,) = (t for t in told[RUNTIMES].tables if "dropped bits" in t)
     assert (parts["rounded operands"].diff().dropna() < 0).all(), "more errors average out"
     assert (parts["dropped bits"].diff().dropna() > 0).all(), "dropping grows"
-    assert parts["dropped bits"][4096] > parts["rounded operands"][4096], "the larger error"
     for found in first, second:
         rms, mean = found["rounded operands"]
         assert abs(mean) < rms / 4, "small beside the RMS error"
@@ -246,10 +190,6 @@ def test_what_the_page_on_two_runtimes_says_of_its_output(told: Stories) -> None
     root = told[RUNTIMES].names["width"] ** 0.5  # the unit shrinks by it; the page has 1152
     assert second["both"][0] > root / 3 * first["both"][0], "more than ten times as large"
     assert second["rounded operands"][0] > 0.95 * second["both"][0], "nearly all of it"
-    apart, ours = told[RUNTIMES].names["apart"], told[RUNTIMES].names["ours"]
-    step = float(np.spacing(np.float16(ours.min())))
-    assert apart[apart > 0].min() >= step, "what differs in float16 differs by a step"
-    assert np.spacing(np.float16(300)) == 0.25
 
 
 def test_page_and_study_on_two_runtimes_agree_bit_for_bit(told: Stories) -> None:
@@ -263,17 +203,6 @@ def test_page_and_study_on_two_runtimes_agree_bit_for_bit(told: Stories) -> None
     assert torch.equal(study["tf32"](names["w"]), names["w11"])
 
 
-def test_every_row_of_zeros_has_the_large_channel() -> None:
-    """32 of the 64 rows have it; two thirds of a uniform ±800 have a square beyond float16."""
-    study = study_of("layer_norm_discrepancies")
-    for row in study["remedies"](None):
-        assert row["rows"] == 64
-        if row["model"] == "as written" and row["runtime"] == "torch":
-            assert 16 < row["rows of zeros"] <= 32
-        if row["model"] != "as written":
-            assert row["rows of zeros"] == 0
-
-
 # --- the text of a model
 
 BITS = "plot_bits_to_words"
@@ -285,14 +214,10 @@ def check_words(story: Told) -> None:
     assert "bfloat16 twice:      0 texts differ" in text
     assert "float32 and float64: 0 texts differ" in text
     assert "logits that differ from float32's: 0\n" in text
-    assert min(2, int(names["differ"].sum())) == text.count("float64  ")
     (table,) = (t for t in story.tables if "ties" in t)
     flipped, gap, shift = names["flipped"], names["gap"], names["shift"]
     assert table["different tokens"]["bfloat16"] == int(flipped.sum())
     assert table["different tokens"]["float32"] == 0
-    second = names["best"][names["written"]][:, 1]
-    lower = flipped & (names["following"].tokens[names["written"]] != second)
-    assert table["third token"]["bfloat16"] == int(lower.sum())
     moved = table["shift, RMS"].astype(float)
     assert moved["float32"] < gap.min() / 10, "far below the smallest gap"
     assert moved["bfloat16"] / moved["float32"] > 3000, "thousands of times smaller"
@@ -305,10 +230,6 @@ def check_words(story: Told) -> None:
     (prices,) = (t for t in story.tables if "ratio" in t)
     held = prices["cache, KiB a token"].astype(float)
     assert held["converted"] == held["float32"] == 2 * held["bfloat16"], "twice the memory"
-    weight = names["narrow"].model.embed_tokens.weight
-    assert weight.shape == (49152, 576)
-    assert weight.numel() * 4 == 108 * 2**20
-    assert max(p.numel() for p in names["narrow"].parameters()) == weight.numel(), "the largest"
 
 
 def test_what_the_page_on_words_says_of_its_output(told: Stories) -> None:
@@ -327,16 +248,9 @@ def test_what_the_page_on_words_says_of_the_whole_model(monkeypatch: pytest.Monk
     moved = {name: float(row["shift, RMS"]) for name, row in names["rows"].items()}
     assert moved["bfloat16"] > 1e4 * moved["float32"], "more than ten thousand times smaller"
     sigma = names["shift"].square().mean().sqrt()
-    expected, found = (
-        float(torch.special.ndtr(-names["gap"] / sigma).sum()),
-        int(names["flipped"].sum()),
-    )
+    expected = float(torch.special.ndtr(-names["gap"] / sigma).sum())
+    found = int(names["flipped"].sum())
     assert abs(found - expected) < 3 * expected**0.5, "it scatters by its square root"
-    row, at = ((names["text"].tokens != names["truth"].tokens) & names["written"]).nonzero()[0]
-    assert (
-        names["places"]["A different token"]
-        == names["written"].flatten()[: row * names["tokens"] + at].sum()
-    ), "the step of the first text printed"
 
 
 def test_page_and_study_on_words_agree_bit_for_bit(told: Stories) -> None:
@@ -387,10 +301,6 @@ def test_page_and_study_on_gemms_agree_bit_for_bit(told: Stories) -> None:
         page = onnx.parser.parse_model(names["HEAD"] + names["MODELS"][name])
         kinds = [[node.op_type for node in m.graph.node] for m in (model, page)]
         assert kinds[0] == kinds[1]
-        run = session(model, threads=1)
-        fed = [ours[key] for key in ("XW" if how == "precomputed" else "XYZ")]
-        (result,) = run.run(dict(zip(run.input_names, fed, strict=True)))
-        assert torch.equal(result, names["call"](names["MODELS"][name], ours)()[0])
 
 
 # --- which tolerance
@@ -412,11 +322,6 @@ def test_what_the_page_on_tolerances_says_of_its_output(told: Stories) -> None:
     assert "1 % too large pass: 100 of 100" in story.text
     parts = [line.split() for line in lines if line.endswith(" of the bound")]
     least, most = ([float(line[i]) for line in parts] for i in (-6, -4))
-    names, small = story.names, 2.0**-24
-    x, w = names["inputs"][0]
-    for method in list(names["results"].values())[:4]:
-        scaled = names["used"](method(small * x, w), small * x, w)
-        assert scaled == names["used"](method(x, w), x, w), "the scale has an effect"
     assert 1e-4 < most[0] < 2e-3, "about a thousandth"
     assert min(least[1], least[2]) > 1 > most[3], "zeros and a missing term, not TF32"
     shares = [float(line.split()[-1]) for line in lines if "error" in line and "@" in line]
@@ -424,7 +329,6 @@ def test_what_the_page_on_tolerances_says_of_its_output(told: Stories) -> None:
     right, near, far = (float(line.split()[-1]) for line in calibrated)
     assert 0.5 < right / shares[0] < 2, "alike"
     assert 200 < near / right < far / right, "given away"
-    assert [line.split()[3] for line in calibrated[:2]] == ["67", "67"], "a wrong one passes"
     assert "refused" in calibrated[2]
 
 
@@ -437,8 +341,6 @@ def test_at_any_scale_a_calibration_passes_the_split_and_no_fault(told: Stories)
     assert kept.loc["split (correct)"].iloc[2] < 90, "a factor of 4"
     assert (free.loc["split (correct)"] >= 99).all()
     assert (free.drop("split (correct)") == 0).all(axis=None)
-    size = story.names["inputs"][0][0] @ story.names["fixed"]
-    assert round(float(size.square().mean().sqrt())) in range(31, 35), "an RMS of 32"
 
 
 def test_without_cancellation_every_input_needs_the_same_rtol(told: Stories) -> None:
@@ -452,32 +354,15 @@ def test_without_cancellation_every_input_needs_the_same_rtol(told: Stories) -> 
     assert apart > 3 * both.iloc[0], "the results differ by more"
 
 
-def test_the_lines_of_the_answers_figure(told: Stories) -> None:
-    names = told[TOLERANCE].names
-    result, apart, allowed = names["result"], names["apart"], names["calibration"]
-    assert (apart <= allowed.atol + allowed.rtol * result).all()
-    edge, worst = names["edge"], np.array(names["worst"])
-    assert (worst > 1e-4 * edge)[edge < 0.1].all()
-    assert (worst > 1e-5 + 1.3e-6 * edge)[(edge > 0.02) & (edge < 10)].all()
-    assert worst.max() < 10 * worst.min(), "changes less than tenfold"
-
-
-def test_the_defaults_fail_the_longest_sums_alone() -> None:
-    record = record_of(TOLERANCE, "amd-epyc-2-cores")
+def test_what_the_page_on_tolerances_says_of_its_records() -> None:
+    tables = record_of(TOLERANCE, "amd-epyc-2-cores").tables
     where = {"dtype": "float32", "method": "assert_close, defaults"}
-    rows = choose(record.tables["alarms"], where).set_index("model")["failed"]
+    rows = choose(tables["alarms"], where).set_index("model")["failed"]
     assert rows[rows > 0].index.tolist() == ["long product"], "all failures are of 4096 terms"
-
-
-def test_the_faults_that_pass_in_float16_are_below_a_thousandth() -> None:
-    record = record_of(TOLERANCE, "amd-epyc-2-cores")
     where = {"dtype": "float16", "method": "calibrated, 33 inputs, any scale"}
-    rows = choose(record.tables["faults"], where)
+    rows = choose(tables["faults"], where)
     missed = rows[(rows["size"] > 0) & (rows["caught"] < rows["feeds"])]
-    assert sum("eps" in fault for fault in missed["fault"]) == 3
-    others = ["scale by 0.1 %", "tanh GELU for erf"]
-    assert missed[~missed["fault"].str.contains("eps")]["fault"].tolist() == others
-    assert (missed["size"] < 1e-3).all()
+    assert (missed["size"] < 1e-3).all(), "the faults that pass are below a thousandth"
 
 
 def test_page_and_study_on_tolerances_agree_bit_for_bit(told: Stories) -> None:
@@ -543,12 +428,11 @@ def test_what_the_page_times_was_compared_with_float64(record: Record) -> None:
         assert [*rates["best"][here], *again["best"][here]] == [name, name]
 
 
-def test_what_the_page_on_the_fastest_layer_norm_says_without_a_bound_number() -> None:
-    text = " ".join(PAGES[FASTEST].read_text("utf-8").split())
-    for record in read_records(FASTEST):
-        if record.machine == "nvidia-h100-80gb-hbm3":
-            again = record.values["backward.least"]["second"]["value"]
-            assert f"(second run: {again:.2f})" in text
+def test_numbers_of_the_fastest_layer_norm_that_are_not_bound() -> None:
+    said = " ".join(PAGES[FASTEST].read_text("utf-8").replace("\n#", " ").split())
+    record = record_of(FASTEST, "nvidia-h100-80gb-hbm3")
+    again = record.values["backward.least"]["second"]["value"]
+    assert f"(second run: {again:.2f})" in said
     record = record_of(FASTEST, "nvidia-h200")
     for tables in record.tables, record.second:
         forward = tables["layer-norm-forward"]
@@ -556,16 +440,12 @@ def test_what_the_page_on_the_fastest_layer_norm_says_without_a_bound_number() -
         assert ((1 / wide).round(2) == 1.03).all(), "leads by 3 %"
     back = record.tables["layer-norm-backward"].set_index("N")
     assert 0.88 < back["roundoff"][14848] / back["roundoff"][14336] < 0.92, "by a tenth"
-    assert (len(back), *back[["QuACK", "inductor"]].count()) == (35, 11, 11)
-    assert (back.loc[24576, ["Liger", "flash-linear-attention"]] < back["torch"][24576] / 3).all()
     ahead = []
     for record in reversed(read_records(FASTEST)):  # the H200 first
         few = record.tables["types"]["case"] == "forward, float16, 256 × 4096"
         runs = [tables["types"]["lead"][few].item() for tables in (record.tables, record.second)]
-        ahead += [f"{100 / lead - 100:.0f}" for lead in runs]
-    h200, h100 = " and ".join(ahead[:2]), " and ".join(ahead[2:])
-    said = text.replace(" # ", " ")
-    assert f"by {h200} % in two runs on the H200, by {h100} % on the H100" in said
+        ahead.append(" and ".join(f"{100 / lead - 100:.0f}" for lead in runs))
+    assert f"by {ahead[0]} % in two runs on the H200, by {ahead[1]} % on the H100" in said
 
 
 # --- a layer norm step by step
@@ -594,35 +474,29 @@ def test_what_the_page_on_steps_says_of_its_output(told: Stories) -> None:
     assert held["padding"].tolist() == [7680, 3584, 1536]
 
 
-def test_what_the_page_on_steps_says_without_a_bound_number() -> None:
+def test_numbers_of_the_page_on_steps_that_are_not_bound() -> None:
     """The second run has no name of its own, nor has the version of Triton."""
     text = PAGES[LADDER].read_text("utf-8")
     record = record_of(LADDER, "nvidia-h200")
     again = record.values["prefetch"]["second"]["value"]
     assert text.count(f"{100 * again:.0f} % in the second run") == 2
-    assert f"reach 79 % and\n# {100 * again:.0f} %" in text
-    environment = record.provenance["backward"].environment
-    assert f"Triton {environment['versions']['triton']}" in text
-    ahead, first = (record.values[n]["value"] for n in ("roundoff", "prefetch"))
-    assert 0.7 * (ahead - first) < again - first < ahead - first, "the runs lie nearly as far apart"
+    versions = record.provenance["backward"].environment["versions"]
+    assert f"Triton {versions['triton']}" in text
 
 
-@pytest.mark.parametrize("shape", [(7, 80), (1, 47)], ids=str)
-@pytest.mark.parametrize("name", ["with_atomics", "in_two_stages", "in_pieces", "prefetched"])
+@pytest.mark.parametrize("name", ["with_atomics", "prefetched"])
 def test_the_own_cell_judges_the_functions_of_the_page_on_steps(
-    told: Stories, name: str, shape: tuple[int, int], capsys: pytest.CaptureFixture
+    told: Stories, name: str, capsys: pytest.CaptureFixture
 ) -> None:
-    """At sizes that the page does not use; atomics lose the order, and the cell says so."""
+    """At a size that the page does not use; atomics lose the order, and the cell says so."""
     mine = f"def mine(x, dy, w, mean, rstd):\n    return {name}(x, dy, w, mean, rstd)"
-    rows, columns = map(str, shape)
-    run_cell(
-        LADDER, own_cell(LADDER), dict(told[LADDER].names), mine=mine, ROWS=rows, COLUMNS=columns
-    )
+    names = dict(told[LADDER].names)
+    run_cell(LADDER, own_cell(LADDER), names, mine=mine, ROWS="7", COLUMNS="80")
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in lines] == ["dx", "dw", "db"]
-    same = [line.endswith("same bits: True") for line in lines]
     assert all(float(line.split()[3].rstrip(",")) < 4 for line in lines)
-    assert same == [True, *2 * [name != "with_atomics" or shape[0] == 1]]
+    same = [line.endswith("same bits: True") for line in lines]
+    assert same == [True, *2 * [name != "with_atomics"]]
 
 
 def test_page_and_study_on_steps_agree_bit_for_bit(told: Stories) -> None:
@@ -764,21 +638,12 @@ def test_the_cut_changes_the_loss_and_so_does_the_ring(told: Stories) -> None:
 
 def test_the_ring_that_is_drawn_gives_what_was_received(told: Stories) -> None:
     names = told[ALL_REDUCE].names
-    received = names["received"].tolist()
-    assert sorted(set(received)) == [0, 1, 2]
     chunks = names["find_orders"](names["workers"], 4, 16, names["torch"].float32)
     _, axis = plt.subplots()
     for chunk, drawn in zip(chunks, names["sums"], strict=True):
         last = int(names["order_text"](chunk.tree)[-1])
         route = [(last + n) % 4 for n in (3, 2, 1, 0)]
-        assert drawn == names["draw"](axis, route) == received[chunk.start]
-        # It is the order that was found: the first two may be swapped.
-        tree = (((route[0], route[1]), route[2]), route[3])
-        parts = np.random.default_rng(1).standard_normal((4, 1000)).astype(np.float32)
-        found = names["add_in_order"](parts, chunk.tree)
-        assert np.array_equal(found, names["add_in_order"](parts, tree))
-    lost = sum(text.get_color() == "C1" for text in axis.texts)
-    assert lost == 4, "ones that are lost: additions in orange"
+        assert drawn == names["draw"](axis, route) == names["received"].tolist()[chunk.start]
     plt.close("all")
 
 
@@ -877,13 +742,6 @@ def test_what_the_page_on_batches_says_of_an_epyc(told: Stories) -> None:
     assert narrow is not None
     assert 0 < float(narrow[1]) < 1, "few of the results"
     assert names["model"].config.num_hidden_layers == 30
-    rows = re.findall(r"changed by seven more rows: (\d+)%", story.text)
-    assert rows[0] == "0"
-    assert float(rows[1]) > 50, "most results in float32"
-    (single, double) = re.findall(r"' sky' ([\d.]+)  ' answer' ([\d.]+)", story.text)
-    assert float(single[0]) - float(single[1]) == 0.125, "a step of bfloat16"
-    assert 16 < float(single[1]) < 32, "where the step is 0.125"
-    assert double[0] == double[1], "equal in the batch"
     trees = story.names["trees"]
     chain = 0
     for number in range(1, 16):
@@ -904,21 +762,16 @@ def test_page_and_study_of_batches_write_the_same_text(told: Stories) -> None:
 
 
 def test_what_the_page_on_batches_says_of_its_records() -> None:
-    record = record_of(BATCH, "nvidia-h200")
-    alone, texts = record.tables["alone"], record.tables["texts"]
-    small = {"way": "torch", "dtype": "bfloat16", "weight": ["576 → 1536", "1536 → 576"]}
-    assert (choose(alone, small)["other"] == 0).all(), "this model's products keep their bits"
-    served = choose(texts, {"served": "server"}).set_index("way")
+    tables = record_of(BATCH, "nvidia-h200").tables
+    served = choose(tables["texts"], {"served": "server"}).set_index("way")
     partial = served.loc[["batch_invariant_ops", "two variables"]]
-    assert (partial["completions"] == 200).all()
     assert (partial["other texts"] > 0.85 * served["other texts"]["torch"]).all(), "hardly help"
-    ways = record.tables["routes"].set_index("way")["cases"]
+    ways = tables["routes"].set_index("way")["cases"]
     assert ways["kernel"] < 0.1 * ways.sum(), "most products go to cuBLAS"
-    slow = choose(record.tables["cost"], {"roundoff": lambda s: s > 1.15})
+    slow = choose(tables["cost"], {"roundoff": lambda s: s > 1.15})
     assert set(slow["weight"]) == {"8192 → 1024"}
     assert slow["M"].max() <= 256, "few rows"
-    called = choose(record.tables["called"], {"cache": "dynamic"})
-    assert len(called) == 5
+    called = choose(tables["called"], {"cache": "dynamic"})
     assert (called["low"] < 1).all(), "elsewhere the changed model takes less time"
     assert (called["other texts"] == 0).all()
 
@@ -952,9 +805,6 @@ def test_what_the_page_on_trainers_says_of_its_output(told: Stories) -> None:
     for who in "sampler", "trainer":
         assert printed_after(story, f"{who}, changed logits:") == ["0"], "it repeats each bit"
     assert (names["parts"].loc["fixed: attention"] == 0).all(), "attention is the whole cause"
-    lines = [line for line in story.text.splitlines() if line.startswith("invariant(model)")]
-    assert len(lines) == 5
-    assert all("differ: 0 " in line for line in lines)
     lengths = {len(prompt) for prompt in names["prompts"]}
     assert lengths == {40}, "a server has padded by five columns"
 
@@ -991,32 +841,26 @@ def test_what_the_page_on_trainers_says_of_the_whole_model(monkeypatch: pytest.M
 
 
 def test_what_the_page_on_trainers_says_of_its_records() -> None:
-    record = record_of(TRAINER, "amd-epyc-2-cores")
-    found = record.tables["causes"].set_index("cause")
+    tables = record_of(TRAINER, "amd-epyc-2-cores").tables
+    found = tables["causes"].set_index("cause")
     whole, cache = found.loc["sampler and trainer"], found.loc["cache, token by token"]
     assert whole["low"] < cache["outside"] < whole["high"], "a cache is as bad as the whole"
     assert (found.loc[["the same again", "each text alone"], "different"] == 0).all()
-    prices = record.tables["prices"].set_index(["what", "way"])["ratio"]
-    assert prices["training step", "float16"] > 10 * prices["training step", "invariant"]
-    runs = record.tables["runs"]
+    runs = tables["runs"].set_index(["way", "seed"])
     assert (runs.groupby(["way", "seed"]).size() == 6).all(), "six steps"
-    assert not runs.loc[runs["way"] != "invariant", "different"].eq(0).any()
-    learned = runs[runs["step"] == 5].set_index(["way", "seed"])["reward"]
-    first = runs[runs["step"] == 0].set_index(["way", "seed"])["reward"]
-    assert (learned > first).all(), "all runs learn"
-    record = record_of(TRAINER, "nvidia-h100-80gb-hbm3")
-    found = record.tables["causes"].set_index("cause")
-    worse = found.loc[["5 columns of padding", "packed into one row"], "outside"]
-    assert (worse > found["outside"]["cache, token by token"]).all(), "padding and packing do more"
-    prices = record.tables["prices"].set_index(["what", "way"])["ratio"]
-    assert 0.9 < prices["training step", "float16"] < 1.1, "about the time of bfloat16"
-    high = record.tables["prices"].set_index(["what", "way"])["high"]
-    assert high["sampling", "invariant"] < 1, "sampling takes less time than torch's"
+    assert not tables["runs"].query("way != 'invariant'")["different"].eq(0).any()
+    rewards = [runs["reward"][runs["step"] == step] for step in (0, 5)]
+    assert (rewards[1] > rewards[0]).all(), "all runs learn"
+    tables = record_of(TRAINER, "nvidia-h100-80gb-hbm3").tables
+    found = tables["causes"].set_index("cause")["outside"]
+    worse = found[["5 columns of padding", "packed into one row"]]
+    assert (worse > found["cache, token by token"]).all(), "padding and packing do more"
+    prices = tables["prices"].set_index(["what", "way"])
+    assert 0.9 < prices["ratio"]["training step", "float16"] < 1.1, "about the time of bfloat16"
+    assert prices["high"]["sampling", "invariant"] < 1, "sampling takes less time than torch's"
 
 
-def test_page_and_study_on_trainers_agree_bit_for_bit(
-    told: Stories, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_page_and_study_on_trainers_agree_bit_for_bit(told: Stories) -> None:
     names = told[TRAINER].names
     study = study_of("trainer_sampler")
     if study["GPU"]:
@@ -1033,12 +877,6 @@ def test_page_and_study_on_trainers_agree_bit_for_bit(
         for function, number in ("one_pass", 5), ("in_chunks", 1), ("in_chunks", 2):
             ours, theirs = (of[function](model, texts, number) for of in (names, study))
             assert torch.equal(ours, theirs)
-    monkeypatch.setitem(names, "new", texts[:, 40:])
-    p, q = theirs, names["one_pass"](model, texts).detach()
-    (tokens, outside, kl), theirs = names["compare"](p, q), study["compared"](p, q, texts)
-    assert kl == pytest.approx(theirs["KL"], abs=1e-7)
-    assert outside == pytest.approx(theirs["outside"])
-    assert tokens == pytest.approx(theirs["different"] / theirs["tokens"])
 
 
 def test_a_clipped_token_has_no_gradient_where_ppo_has_none() -> None:

@@ -51,20 +51,15 @@ class Notebook:
 
 
 @pytest.fixture(scope="module")
-def _quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Quick sizes, in a notebook, in a folder of its own."""
+def notebooks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Notebook]]:
+    """Of quick sizes, in a folder of their own; each page's is made when it is asked for."""
+    made: dict[str, Notebook] = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("UNITTEST_GOING", "1")
         patch.setattr(builtins, "__IPYTHON__", True, raising=False)
         patch.chdir(tmp_path_factory.mktemp("notebook"))
-        yield
+        yield made
     torch._dynamo.reset()
-
-
-@pytest.fixture(scope="module")
-def notebooks(_quick: None) -> Iterator[dict[str, Notebook]]:
-    made: dict[str, Notebook] = {}
-    yield made
     for notebook in made.values():
         del sys.modules[notebook.module.__name__]
 
@@ -81,23 +76,12 @@ def on(page: str) -> Any:
     return pytest.mark.parametrize("page", [page])
 
 
-def tried() -> set[str]:
-    """The pages that a test here is marked with."""
-    tests = [f for name, f in globals().items() if name.startswith("test_")]
-    marks = [mark for test in tests for mark in getattr(test, "pytestmark", [])]
-    of_page = [mark for mark in marks if mark.name == "parametrize" and mark.args[0] == "page"]
-    return {page for mark in of_page for page in mark.args[1]}
-
-
-def test_every_page_has_a_cell_of_your_own() -> None:
-    assert tried() <= set(PAGES)
-    assert all(own_cell(page).code for page in PAGES)
-
-
-@pytest.mark.usefixtures("_quick")
-def test_the_cell_of_a_new_page_runs_as_printed() -> None:
+def test_the_cell_of_a_new_page_runs_as_printed(notebooks: dict[str, Notebook]) -> None:
     """Until it has a path here, which puts in something else."""
-    for page in sorted(set(PAGES) - tried()):
+    tests = [f for name, f in globals().items() if name.startswith("test_")]
+    marks = [mark.args for test in tests for mark in getattr(test, "pytestmark", [])]
+    tried = [args[1] for args in marks if args and args[0] == "page"]
+    for page in set(PAGES) - set().union(*tried):
         Notebook(page).run()
 
 
@@ -148,18 +132,11 @@ def test_own_model_under_the_backend(
 
 
 @on("plot_whole_model")
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "Qwen2",
-        pytest.param("GPT2", marks=pytest.mark.slow(reason="another architecture, the same path")),
-    ],
-)
 def test_own_decoder_writes_eagers_text(
-    page: str, own: Notebook, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture
+    page: str, own: Notebook, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     torch._dynamo.reset()
-    decoder_of(tmp_path, kind)
+    decoder_of(tmp_path, "Qwen2")
     text = "Nobody in the house had heard a kettle"
     names = own.run(MODEL=repr(str(tmp_path)), TEXT=repr(text), TOKENS="9", LAYERS="None")
     shown = [line for line in capsys.readouterr().out.splitlines() if "tokens/s" in line]
@@ -184,19 +161,11 @@ def decoder_of(folder: Path, kind: str) -> None:
     from roundoff.models import load_trained
 
     sizes = {"hidden_size": 36, "num_hidden_layers": 2, "num_attention_heads": 6}
-    more = {} if kind == "GPT2" else {"intermediate_size": 50, "num_key_value_heads": 3}
-    config = getattr(transformers, f"{kind}Config")(
-        **sizes,
-        **more,
-        vocab_size=49152,
-        initializer_range=0.2,
-        eos_token_id=None,
-        bos_token_id=1,
-        pad_token_id=0,
-    )
+    sizes |= {"intermediate_size": 50, "num_key_value_heads": 3, "vocab_size": 49152}
+    special = {"eos_token_id": None, "bos_token_id": 1, "pad_token_id": 0}
+    config = getattr(transformers, f"{kind}Config")(**sizes, **special, initializer_range=0.2)
     torch.manual_seed(3)
-    head = "LMHeadModel" if kind == "GPT2" else "ForCausalLM"
-    getattr(transformers, kind + head)(config).save_pretrained(folder)
+    getattr(transformers, f"{kind}ForCausalLM")(config).save_pretrained(folder)
     load_trained(layers=1).tokenizer.save_pretrained(folder)
 
 
@@ -215,13 +184,8 @@ OWN_MODELS = {
         "torch.randn(9, 4096)",
     ),
     "in bfloat16": ("torch.nn.Linear(1536, 576).bfloat16()", "torch.randn(33, 1536).bfloat16()"),
-    "with NaN": ("torch.nn.Linear(64, 8)", "torch.full((4, 64), torch.nan)"),
     "a language model": (
         OF_TRANSFORMERS.format("LlamaForCausalLM", "Llama"),
-        "torch.randint(99, (20, 12))",
-    ),
-    "a language model without a head": (
-        OF_TRANSFORMERS.format("LlamaModel", "Llama"),
         "torch.randint(99, (20, 12))",
     ),
 }
@@ -242,17 +206,16 @@ def test_own_model_in_a_batch(
     assert changed["invariant(model)", "rows"] == changed["invariant(model)", "padding"] == "[]"
     torch.manual_seed(5)
     again = eval(model, {"torch": torch}).eval()
-    rows, given = names["BATCH"], []
+    rows, given = names["BATCH"], {}
     for size in (n for n in (1, 2, 3, 4, 8, 16, 32, 64) if n <= len(rows)):
         with torch.no_grad():
             out = again(rows[:size])
-        given.append((size, digest((out if isinstance(out, torch.Tensor) else out[0])[0])))
-    assert changed["torch", "rows"] == str([size for size, bits in given if bits != given[0][1]])
-    assert names["MODEL"] is not names["FIXED"], "a second run of the cell says the same"
+        given[size] = digest(getattr(out, "logits", out)[0])
+    assert changed["torch", "rows"] == str([n for n in given if given[n] != given[1]])
     with torch.no_grad():  # it computes what the model computes
         ways = again(rows), names["FIXED"](rows)
-    out, found = ((y if isinstance(y, torch.Tensor) else y[0]).float() for y in ways)
-    torch.testing.assert_close(found, out, rtol=0.05, atol=0.05, equal_nan=True)
+    out, found = (getattr(y, "logits", y).float() for y in ways)
+    torch.testing.assert_close(found, out, rtol=0.05, atol=0.05)
 
 
 @on("plot_trainer_sampler")
@@ -260,8 +223,7 @@ def test_own_model_in_a_batch(
     ("kind", "more", "text"),
     [
         ("Llama", ".bfloat16()", "list(range(1, 98))"),
-        ("Qwen2", ".train()", "[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]"),
-        ("Llama", "", "[7, 2]"),
+        ("Qwen2", ".train()", "[7, 2]"),
     ],
 )
 def test_own_model_of_a_trainer(
@@ -278,16 +240,13 @@ def test_own_model_of_a_trainer(
         truth = names["MODEL"](tokens).logits[0, :-1].double().log_softmax(-1)
     assert torch.equal(scores(names["MODEL"]), truth)
     for way, how, differ, kl, outside in found:
-        if way != "torch" or how == "{}":
-            assert (int(differ), float(kl), float(outside)) == (0, 0, 0)
-        given = eval(how)
-        made = scores(names["MODEL"], **given)
+        made = scores(names["MODEL"], **eval(how))
         torch.testing.assert_close(made, truth, rtol=0, atol=0.1)
         if way == "torch":
             changed = (made - truth).gather(1, tokens[0, 1:, None]) != 0
             assert int(differ) == int(changed.sum())
-    for given in {"columns": 7}, {"size": 4, "rows": 3}, {"size": 1, "columns": 2, "rows": 2}:
-        assert torch.equal(scores(names["FIXED"], **given), scores(names["FIXED"]))
+        else:
+            assert (int(differ), float(kl), float(outside)) == (0, 0, 0)
 
 
 def exact_gradients(names: dict[str, Any], norm: str) -> list[torch.Tensor]:
@@ -322,7 +281,7 @@ def test_own_backward(
 
 
 @on("plot_triton_layer_norm")
-@pytest.mark.parametrize(("m", "n", "dtype"), [(5, 131, "bfloat16"), (9, 1, "float32")])
+@pytest.mark.parametrize(("m", "n", "dtype"), [(5, 131, "bfloat16"), (9, 3, "float32")])
 def test_own_rows_and_columns(
     page: str, own: Notebook, m: int, n: int, dtype: str, capsys: pytest.CaptureFixture
 ) -> None:
@@ -335,9 +294,8 @@ def test_own_rows_and_columns(
     made = torch.autograd.grad(y, leaves, names["dy"])
     truth = exact_gradients(names, "layer_norm")
     for said, right, got in zip(errors[1:3], truth, made, strict=True):
-        if right.abs().max() > 1e-9:  # of one column no gradient is left
-            assert float(said) == pytest.approx(scaled_error(right, got).rms, rel=0.01)
-            assert float(said) < 2
+        assert float(said) == pytest.approx(scaled_error(right, got).rms, rel=0.01)
+        assert float(said) < 2
 
 
 # --- numerics
@@ -360,25 +318,22 @@ def test_own_gradients(
     in_order = drawn[0] + drawn[1] + drawn[2]
     count = (in_order.flatten()[1:] != names["total"].flatten()[1:]).sum()
     said = capsys.readouterr().out
-    assert f"{count} of 1517 elements differ" in said
     assert count > 150
-    largest = (in_order - names["total"]).flatten()[1:].double().abs().max()
-    assert f"abs={largest:.3g}"[:6] in said
+    assert f"{count} of 1517 elements differ" in said
     assert "nan" not in said.lower()
 
 
-@slow
 @on("plot_bits_to_words")
 def test_own_words(page: str, own: Notebook, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     decoder_of(tmp_path, "Llama")
-    own.run(MODEL=repr(str(tmp_path)), PROMPTS='["A kettle", "Why?"]', DTYPE="torch.float32")
-    float32 = capsys.readouterr().out
-    own.run(MODEL=repr(str(tmp_path)), PROMPTS='["A kettle", "Why?"]', DTYPE="torch.bfloat16")
-    bfloat16 = capsys.readouterr().out
-    spread = [float(text.split("RMS: ")[1].split()[0]) for text in (float32, bfloat16)]
-    # bfloat16 has 16 bits fewer.
-    assert 1e3 < spread[1] / spread[0] < 1e6
-    assert "tokens that differ: 0 of " in float32
+    spread = []
+    for dtype in "float32", "bfloat16":
+        changed = {"MODEL": repr(str(tmp_path)), "DTYPE": f"torch.{dtype}"}
+        own.run(**changed, PROMPTS='["A kettle", "Why?"]')
+        shown = capsys.readouterr().out
+        spread.append(float(shown.split("RMS: ")[1].split()[0]))
+        assert dtype == "bfloat16" or "tokens that differ: 0 of " in shown
+    assert 1e3 < spread[1] / spread[0] < 1e6, "bfloat16 has 16 bits fewer"
 
 
 @on("plot_layer_norm_discrepancies")
@@ -409,16 +364,9 @@ def test_own_model_gets_a_tolerance_that_holds_on_fresh_inputs(
         "[]",
         "[math.nan, 1.0]",
         "np.float32([1, -np.inf])",
-        "np.random.default_rng(4).random(77)",
         "np.random.default_rng(5).standard_normal((3, 1001)).astype(np.float32)",
-        "np.array([7], np.float32)",
-        "np.array([1e8, 1, -1e8, 1], np.float32)",
         "np.array([60000, 60000, -60000], np.float16)",
         "torch.linspace(-1, 1.5, 999)",
-        pytest.param(
-            "np.random.default_rng(6).random(2**24, np.float32)",
-            marks=pytest.mark.slow(reason="16 million values in 16 orders"),
-        ),
     ],
 )
 @pytest.mark.filterwarnings("error")
@@ -428,17 +376,12 @@ def test_own_numbers(page: str, own: Notebook, numbers: str, capsys: pytest.Capt
     shown = capsys.readouterr().out.splitlines()
     given = np.asarray(names["mine"])
     wide = given.dtype == np.float64
-    assert len(shown) in ((2, 3) if wide else (3,))
     exact = given.dtype.type(math.fsum(given.ravel().tolist()))
-    if wide:  # rounded once; of narrower types math.fsum is rounded twice
-        assert np.array_equal(names["exact"], exact, equal_nan=True)
+    # Of narrower types math.fsum is rounded twice.
+    assert names["exact"] == pytest.approx(exact, rel=2.0**-52 if wide else 1e-6, nan_ok=True)
     said = f"{given.size} numbers of {given.dtype}, their sum is {names['exact']!s}"
     assert shown[0] == said
-    assert np.array_equal(names["exact"], exact, equal_nan=True) or abs(
-        float(names["exact"]) - float(exact)
-    ) <= np.spacing(abs(exact))
     if not wide:
-        assert shown[1].startswith("added in float32: ")
         assert shown[2].startswith("added in float64: 1 different sums of 8 orders, 8 right, ")
     right = all(np.array_equal(total, exact, equal_nan=True) for total in names["sums"])
     assert ("the cure is binned" in shown[-1]) == (wide and not right)
@@ -470,7 +413,7 @@ OWN_PAIR = {
 
 
 @on("plot_which_tolerance")
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 def test_own_functions_get_a_tolerance_that_fresh_inputs_keep(
     page: str, own: Notebook, dtype: str, capsys: pytest.CaptureFixture
 ) -> None:
@@ -516,55 +459,44 @@ def test_own_functions_without_a_tolerance_are_told_why(
 
 # --- something broken
 
-TYPED = (RoundoffError,)
-TORCHS_OWN = (RuntimeError, *TYPED)
-BROKEN: list[tuple[str, dict[str, str], tuple[type[Exception], ...], str]] = [
-    ("plot_gemm_fusion", {"X": "torch.randn(1, 3)"}, TORCHS_OWN, "multiplied"),
-    ("plot_gemm_fusion", {"X": "torch.full((1, 512), torch.nan)"}, TYPED, "finite"),
-    ("plot_llama_backend", {"MODEL": "'model.onnx'"}, TYPED, "a torch module"),
-    ("plot_llama_backend", {"INPUTS": "torch.randn(3, 256)"}, TYPED, "a tuple"),
-    ("plot_llama_backend", {"INPUTS": "(torch.full((3, 256), torch.nan),)"}, TYPED, "finite"),
-    ("plot_batch_invariance", {"BATCH": "torch.randn(1, 4096)"}, TYPED, "two rows or more"),
+BROKEN: list[tuple[str, dict[str, str], str]] = [
+    ("plot_gemm_fusion", {"X": "torch.randn(1, 3)"}, "multiplied"),
+    ("plot_gemm_fusion", {"X": "torch.full((1, 512), torch.nan)"}, "finite"),
+    ("plot_llama_backend", {"MODEL": "'model.onnx'"}, "a torch module"),
+    ("plot_llama_backend", {"INPUTS": "torch.randn(3, 256)"}, "a tuple"),
+    ("plot_llama_backend", {"INPUTS": "(torch.full((3, 256), torch.nan),)"}, "finite"),
+    ("plot_batch_invariance", {"BATCH": "torch.randn(1, 4096)"}, "two rows or more"),
     (
         "plot_batch_invariance",
         {"MODEL": "torch.nn.Conv1d(1, 1, 3)", "BATCH": "torch.randn(4, 1, 9)"},
-        TYPED,
         "rows of these modules may depend on the rest of the batch",
     ),
-    ("plot_trainer_sampler", {"TEXT": "[10**6, 3]"}, (IndexError,), "index out of range"),
-    ("plot_layer_norm_ladder", {"COLUMNS": "-2"}, TORCHS_OWN, "negative"),
-    ("plot_triton_layer_norm", {"DTYPE": "torch.int32"}, TYPED, "expected float16"),
-    ("plot_layer_norm_discrepancies", {"MODEL": "'nowhere.onnx'"}, TYPED, "nowhere.onnx"),
-    ("plot_layer_norm_discrepancies", {"MODULE": "3"}, TYPED, "torch.nn.Module"),
+    ("plot_trainer_sampler", {"TEXT": "[10**6, 3]"}, "index out of range"),
+    ("plot_layer_norm_ladder", {"COLUMNS": "-2"}, "negative"),
+    ("plot_triton_layer_norm", {"DTYPE": "torch.int32"}, "expected float16"),
+    ("plot_layer_norm_discrepancies", {"MODEL": "'nowhere.onnx'"}, "nowhere.onnx"),
+    ("plot_layer_norm_discrepancies", {"MODULE": "3"}, "torch.nn.Module"),
     *(
-        ("plot_all_reduce_order", {"mine": mine}, TYPED, "tensors of one shape and floating type")
-        for mine in ("[]", "[torch.ones(3), torch.ones(4)]", "[np.ones(3)] * 2")
+        ("plot_all_reduce_order", {"mine": mine}, "tensors of one shape and floating type")
+        for mine in ("[]", "[torch.ones(3), torch.ones(4)]")
     ),
 ]
-
-
-#: In pages that read a model of 135 million parameters.
+#: In a page that reads a model of 135 million parameters.
 BROKEN_TRAINED = [
-    ("plot_whole_model", {"TEXT": "''"}, TYPED, "the text has no tokens"),
-    ("plot_whole_model", {"MODEL": "'nothing.gguf'"}, TYPED, "no such model: got nothing.gguf"),
-    ("plot_whole_model", {"LAYERS": "0"}, TYPED, "layers to read"),
+    ("plot_whole_model", {"TEXT": "''"}, "the text has no tokens"),
+    ("plot_whole_model", {"MODEL": "'nothing.gguf'"}, "no such model: got nothing.gguf"),
+    ("plot_whole_model", {"LAYERS": "0"}, "layers to read"),
 ]
 
 
 @pytest.mark.parametrize(
-    ("broken", "changed", "kinds", "said"),
+    ("page", "changed", "said"),
     [*BROKEN, *(pytest.param(*case, marks=slow) for case in BROKEN_TRAINED)],
     ids=str,
 )
 def test_something_broken_is_refused_by_its_name(
-    broken: str,
-    changed: dict[str, str],
-    kinds: tuple[type[Exception], ...],
-    said: str,
-    notebooks: dict[str, Notebook],
+    page: str, own: Notebook, changed: dict[str, str], said: str
 ) -> None:
-    if broken not in notebooks:
-        notebooks[broken] = Notebook(broken)
-    with pytest.raises(kinds) as refused:
-        notebooks[broken].run(**changed)
+    with pytest.raises((RoundoffError, RuntimeError, IndexError)) as refused:  # torch's own, too
+        own.run(**changed)
     assert said in str(refused.value)

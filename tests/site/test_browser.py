@@ -255,13 +255,3 @@ def test_figures_follow_the_theme(site: Path, address: str, tab) -> None:
             assert tab.locator(f"article img.only-{scheme}").count() > 0, f"{name} shows no figure"
             assert all(i.is_visible() for i in tab.locator(f"article img.only-{scheme}").all())
             assert not any(i.is_visible() for i in tab.locator(f"article img.only-{other}").all())
-
-
-def test_on_a_phone_a_cell_of_the_results_names_its_machine(address: str, tab) -> None:
-    visit(tab, f"{address}/results.html")
-    for width, shown in (1280, False), (390, True):
-        look(tab, width, "light")
-        machines = tab.locator("table.ro-results p.ro-column").all()
-        assert machines
-        assert all(machine.is_visible() == shown for machine in machines)
-        assert tab.locator("table.ro-results thead").first.is_visible() != shown

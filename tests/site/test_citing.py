@@ -1,9 +1,6 @@
 """What the pages on installing and citing say agrees with the package and its records."""
 
-import os
 import re
-import runpy
-import sys
 
 import roundoff
 from roundoff.record import RECORDED, read_record
@@ -42,14 +39,3 @@ def test_the_citation_is_of_this_version() -> None:
     title = re.search(r'^title: "(.+)"$', file, re.M)[1]
     assert f"title   = {{{title}}}" in page
     assert "license = {MIT}" in page
-
-
-def test_a_page_links_to_the_source_where_the_address_is_known(monkeypatch) -> None:
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(os, "environ", dict(os.environ))
-    conf = str(ROOT / "conf" / "conf.py")
-    monkeypatch.setitem(os.environ, "ROUNDOFF_REPOSITORY", "https://example.org/roundoff")
-    (icon,) = runpy.run_path(conf)["html_theme_options"]["footer_icons"]
-    assert icon["url"] == "https://example.org/roundoff"
-    monkeypatch.delitem(os.environ, "ROUNDOFF_REPOSITORY")
-    assert runpy.run_path(conf)["html_theme_options"]["footer_icons"] == []

@@ -13,8 +13,8 @@ from .conftest import ROOT
 
 API = (ROOT / "docs" / "api.rst").read_text("utf-8")
 LISTED = re.findall(r"^   (roundoff\.\S+)$", API, re.M)
-#: Rooms that pages take whole modules of, whose code they show.
-SHOWN = {f"roundoff.kernels.{room}" for room in ("lessons", "ahead", "baselines")}
+#: Rooms whose code pages show, and that of the records.
+SHOWN = {"roundoff.record"} | {f"roundoff.kernels.{r}" for r in ("lessons", "ahead", "baselines")}
 
 
 def test_the_reference_leads_with_the_names_that_can_be_had_from_the_top() -> None:

@@ -67,9 +67,9 @@ def scaled_error(truth: Any, got: Any, dtype: Any = None) -> ScaledError:
     Returns
     -------
     ScaledError
-        Several tensors (the leaves of a pytree, see :func:`~roundoff.describe.tree_leaves`) are
-        each measured in a unit of their own; ``largest`` and ``abs`` are then the largest of all,
-        ``rms`` and ``mean`` are taken over all elements. Zero for tensors without elements.
+        Several tensors (the leaves of a pytree) are each measured in a unit of their own;
+        ``largest`` and ``abs`` are then the largest of all, ``rms`` and ``mean`` are taken over all
+        elements. Zero for tensors without elements.
         A truth of zeros has no size: any error is infinite there.
 
     Raises

@@ -238,8 +238,7 @@ def matmul(
     tf32 : bool
         Whether a product of float32 on CUDA rounds its factors to TF32, to the nearest.
     tile : Tile, optional
-        Use our kernel, with this tile; by default
-        :func:`roundoff.kernels.invariant_matmul.tile_for` chooses.
+        Use our kernel, with this tile; by default ``tile_for`` chooses.
 
     Returns
     -------

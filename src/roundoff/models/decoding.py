@@ -333,7 +333,7 @@ def decode(
         Pad the prompts to at least this many columns.
     room : int
         Columns of the cache, if that is more than padded prompts and tokens take: with one room for
-        all texts a :class:`GraphStep` records one graph a batch size.
+        all texts a ``GraphStep`` records one graph a batch size.
     step : callable, optional
         Runs one token, such as ``torch.compile(model)``; called as *model* is.
 

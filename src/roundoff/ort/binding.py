@@ -167,7 +167,7 @@ class OrtSession:
             ) from error
 
     def bind(self, feeds: Mapping[str, Any]) -> Binding:
-        """Bind inputs once for many runs; see :class:`Binding`."""
+        """Bind inputs once for many runs."""
         if not self._plain:
             raise UnsupportedError(
                 "only tensors of numbers can be bound", hint="OrtSession.run takes the others"

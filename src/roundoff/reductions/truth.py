@@ -180,9 +180,10 @@ def judge(results: npt.ArrayLike, truth: Fraction, dtype: Any) -> dict[str, floa
     ------
     ShapeError
         When there is no result.
-    ArgumentError, DtypeError
-        When *truth* is no exact value, results are masked or no real numbers of at most 64 bits,
-        or *dtype* is no floating type.
+    ArgumentError
+        When *truth* is no exact value, or results are masked.
+    DtypeError
+        When *results* are no real numbers of at most 64 bits, or *dtype* is no floating type.
 
     Examples
     --------

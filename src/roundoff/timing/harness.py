@@ -72,7 +72,7 @@ def measure(
     cuda_graph : bool
         Capture the calls of each in a CUDA graph and time replays: without launch overhead.
     rotate : int, optional
-        Sets of buffers to rotate over, so that each call finds a cold cache: :func:`copies`.
+        Sets of buffers to rotate over, so that each call finds a cold cache: ``timing.copies``.
     bytes : mapping, optional
         Label -> bytes that a call moves.
     clock : callable

@@ -1,5 +1,6 @@
 """Numbers bound in prose: what fails a build, what a reader finds behind a number, what refutes."""
 
+import dataclasses
 import re
 import sys
 from collections.abc import Iterator
@@ -12,9 +13,12 @@ from docutils import nodes
 from docutils.utils import new_document
 
 from roundoff.page.measurement import Study
-from roundoff.record import RECORDED, read_record, write_record, write_values
+from roundoff.page.values import Value
+from roundoff.record import RECORDED, Record, read_record, write_record, write_values
 
+from ..paths.pages import PAGES, record_of, study_of
 from .conftest import ROOT
+from .mutants import mutants
 
 sys.path.insert(0, str(ROOT / "conf"))
 import evidence
@@ -200,6 +204,35 @@ def test_the_sentences_of_an_answer_are_found() -> None:
         ("There are 27 of them, in np.sum.", [("27", "results")]),
         ("It takes 2.3 times as long.", [("2.3", "time")]),
     ]
+
+
+# --- the studies of this project: each value can be refuted
+
+
+def verdict(entry: dict[str, Any]) -> tuple[bool, str | None]:
+    return entry["test"], entry.get("word")
+
+
+def is_refuted(value: Value, kept: Record) -> bool:
+    """Whether two labels exchanged, or a column scaled by at most 2, turn its test or its word."""
+    frame, before = kept.tables[value.of], value.entry(kept)
+    for mutant in mutants(frame):
+        changed = dataclasses.replace(kept, tables=kept.tables | {value.of: mutant}, second={})
+        try:
+            after = value.entry(changed)
+        except Exception:  # what cannot be evaluated refutes nothing
+            continue
+        if after is not None and verdict(after) != verdict(before):
+            return True
+    return False
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_mutant_of_its_table_refutes_each_value(page: str) -> None:
+    values = study_of(page.removeprefix("plot_"))["study"].values
+    kept = {machine: record_of(page, machine) for machine in {value.on for value in values}}
+    left = [value.name for value in values if not is_refuted(value, kept[value.on])]
+    assert not left, "nothing refutes them: give each test=, as lambda found: 8 < found.value < 14"
 
 
 def test_each_value_of_a_record_is_printed() -> None:

@@ -11,8 +11,6 @@ and defines each number that the page may print.
     python studies/trainer_sampler.py --record
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import time

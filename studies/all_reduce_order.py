@@ -10,8 +10,6 @@ record, and defines each number that the page may print.
     python studies/all_reduce_order.py --record
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import time

@@ -12,8 +12,6 @@ What is called *roundoff* in a table is :func:`roundoff.kernels.matmul`,
 :func:`roundoff.kernels.attention`, or a model within ``with roundoff.invariant():``.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -12,8 +12,6 @@ record, and defines each number that the page may print.
     python studies/bits_to_words.py --record
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from functools import partial

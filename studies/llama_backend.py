@@ -10,8 +10,6 @@ record, and defines each number that the page may print.
     python studies/llama_backend.py --record
 """
 
-from __future__ import annotations
-
 import gc
 import time
 import warnings
@@ -29,11 +27,9 @@ from roundoff.fusion import rules as fusion_rules
 from roundoff.models import SIZES, Llama, random_tokens
 from roundoff.ort import available
 from roundoff.page.measurement import Study
-from roundoff.script import unit_test_going
 from roundoff.timing import measure, torch_precision
 
 warnings.simplefilter("ignore", FutureWarning)  # torch's exporter uses what torch deprecates
-quick = unit_test_going()
 cuda = torch.cuda.is_available() and bool(available(["CUDAExecutionProvider"]))
 device, processor = ("cuda", "CUDA") if cuda else ("cpu", "CPU")
 study = Study(
@@ -41,8 +37,7 @@ study = Study(
     "A Llama layer in eager torch, in inductor and in ONNX Runtime: times, errors, memory.",
     on="nvidia-h200",
 )
-CONFIG = "tiny" if quick else "medium" if cuda else "narrow"
-BUDGET_S = 0.2 if quick else 4.0 if cuda else 15.0  # of measuring for each precision
+CONFIG, BUDGET_S = ("medium", 4.0) if cuda else ("tiny", 0.2)  # of measuring each precision
 PRECISIONS = {  # type, TF32 in its products
     "float16": (torch.float16, False),
     "bfloat16": (torch.bfloat16, False),
@@ -66,11 +61,10 @@ def ways():
     """Label, attention that transformers is told to use, whether it replays a CUDA graph."""
     for attention in ("sdpa", "eager"):
         yield "eager", attention, False
-        if not quick and (cuda or attention == "sdpa"):
-            yield "inductor", attention, False
         if cuda:
+            yield "inductor", attention, False
             yield "inductor, reduce-overhead", attention, True
-    for label in list(TIERS)[2 * quick :]:
+    for label in TIERS:
         yield label, "sdpa", False
         if cuda and label in list(TIERS)[2:]:
             yield f"{label}, CUDA graph", "sdpa", True
@@ -244,8 +238,8 @@ def separated(args):
 @study.table(part="processor", times=["first length", "known length"])
 def costs(args):
     """Seconds of the first call and of a later one, of small layers; ``dynamic=True``."""
-    small, depth = SIZES["tiny" if quick else "small"], 0 if quick else 2
-    for label in ("roundoff",) if quick else ("inductor", "roundoff"):
+    small, depth = SIZES["small" if cuda else "tiny"], 2 if cuda else 0
+    for label in ("inductor", "roundoff") if cuda else ("roundoff",):
         run, _ = prepare(Llama(small, depth, device=device), label, dynamic=True)
         ids, seconds = random_tokens(small, False, device), []
         for _ in range(3):

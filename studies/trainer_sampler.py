@@ -11,8 +11,6 @@ and defines each number that the page may print.
     python studies/trainer_sampler.py --record
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import time
@@ -205,11 +203,10 @@ def causes(args):
     model, new = model_of("bfloat16"), texts[:, PROMPT:]
     with torch.no_grad():
         plain = one_pass(model, texts)
-        made = {name: f(model, texts) for name, f in CAUSES.items()}
+        pairs = {name: (f(model, texts), plain) for name, f in CAUSES.items()}
         for way, name in ("eager", "attention as single operators"), ("float32", "float32"):
-            made[name] = one_pass(model_of(way), texts)
-        made["sampler and trainer"] = None
-        packed = made["packed into one row"]
+            pairs[name] = one_pass(model_of(way), texts), plain
+        pairs["sampler and trainer"] = written, pairs["packed into one row"][0]
     later = model.model.layers[-6:].requires_grad_(True)
     gain = advantages_of(rewards_of(new))
     learned = logprobs(one_pass(model, texts), new)
@@ -221,11 +218,10 @@ def causes(args):
         return torch.cat([part.flatten().float() for part in parts])
 
     exact = gradient(torch.ones_like(learned))
-    for name, logits in made.items():
-        pair = (written, packed) if logits is None else (logits, plain)
-        ratio = (logprobs(pair[1], new) - logprobs(pair[0], new)).exp()
+    for name, (of, by) in pairs.items():
+        ratio = (logprobs(by, new) - logprobs(of, new)).exp()
         moved = float((gradient(clipped(ratio, gain)) - exact).norm() / exact.norm())
-        yield {"cause": name, **compared(*pair, texts), "gradient": moved}
+        yield {"cause": name, **compared(of, by, texts), "gradient": moved}
     later.requires_grad_(False)
 
 

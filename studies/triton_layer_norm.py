@@ -10,8 +10,6 @@ record, and defines each number that the page may print.
     python studies/triton_layer_norm.py --record
 """
 
-from __future__ import annotations
-
 import runpy
 from contextlib import nullcontext
 from functools import cache, partial
@@ -25,7 +23,6 @@ from roundoff.compare import scaled_error
 from roundoff.kernels import interpreting, layer_norm, lessons, shuffled_programs
 from roundoff.kernels.baselines import LayerNorm, layer_norms, stream
 from roundoff.page.measurement import Study
-from roundoff.script import unit_test_going
 from roundoff.timing import copies, measure
 
 study = Study(
@@ -34,7 +31,6 @@ study = Study(
     on="nvidia-h200",
 )
 ROWS = 4096
-quick = unit_test_going()
 gpu = torch.cuda.is_available() and not interpreting()
 device = "cuda" if gpu else "cpu"
 PART = "gpu" if gpu else "cpu"
@@ -86,10 +82,8 @@ def typical(exact, forward, backward, dtype):
 
 # --- Different results of many runs: two stages, libraries, and a lock. --------------------------
 
-SHAPES = [(4096, 1024), (4096, 4096), (4096, 8704), (1000, 15872)]
-if not gpu:
-    SHAPES = [(24, 64)] if quick else [(64, 200), (48, 1024), (16, 2500)]
-RUNS = 100 if gpu else 3 if quick else 8
+SHAPES = [(4096, 1024), (4096, 4096), (4096, 8704), (1000, 15872)] if gpu else [(24, 64)]
+RUNS = 100 if gpu else 3
 
 
 def count(call):
@@ -107,7 +101,7 @@ def count(call):
 
 @study.table(part=PART, times=["dw"])
 def patterns(args):
-    """Different results of float16 in 100 runs (interpreted 3 or 8), and the error of dw in one."""
+    """Different results of float16 in 100 runs (interpreted 3), and the error of dw in one."""
     for m, n in SHAPES:
         [(x, dy)], w, b = inputs(m, n, torch.float16)
         exact = truth(x, dy, w, b)["dw"]
@@ -138,8 +132,8 @@ def errors(m, n, dtype):
 
 @study.table(part=PART)
 def accuracy(args):
-    """Errors in ε × RMS of the truth: 4096 × 8192, interpreted 64 × 1000."""
-    m, n = (4096, 8192) if gpu else (12, 96) if quick else (64, 1000)
+    """Errors in ε × RMS of the truth: 4096 × 8192, interpreted 12 × 96."""
+    m, n = (4096, 8192) if gpu else (12, 96)
     return [row for dtype in TYPES for row in errors(m, n, dtype)]
 
 
@@ -184,7 +178,7 @@ def compare(m, n, dtype, labels):
 
 TELLING = [1024, 4096, 8192, 8704, 12288, 15872]
 WIDE = [16384, 24576, 32768, 65536, 131072]
-WIDTHS = [*range(1024, 15873, 512), *WIDE] if gpu else [256] if quick else [1024, 4096]
+WIDTHS = [*range(1024, 15873, 512), *WIDE] if gpu else [256]
 # inductor and QuACK compile for each width: they run at eleven of 35.
 ALL = list(norms) if gpu else ["torch"]
 EACH = [label for label in ALL if label not in ("inductor", "QuACK")]

@@ -352,43 +352,43 @@ def checks(name, dtype):
     return found
 
 
+def rejected(name, dtype, got, expected, seeds):
+    """How many results of a run each tolerance of a model fails, beside those of another run."""
+    held, proto = checks(name, dtype), MODELS[name].proto(dtype)
+    failed = dict.fromkeys(held, 0)
+    for seed in seeds:
+        feeds = feeds_of(proto, seed)
+        results = got(feeds), expected(feeds)
+        for method, passes in held.items():
+            failed[method] += not passes(feeds, *results)
+    return failed
+
+
 @study.table(part="cpu")
 def alarms(args):
     """Of fresh inputs of a correct model, those that fail."""
-    rows = []
     for name, dtype in product(MODELS, TYPES):
-        one, other = sides(MODELS[name], dtype)
-        held, proto = checks(name, dtype), MODELS[name].proto(dtype)
-        failed = dict.fromkeys(held, 0)
-        for k in range(FRESH):
-            feeds = feeds_of(proto, k)
-            results = one(feeds), other(feeds)
-            for method, passes in held.items():
-                failed[method] += not passes(feeds, *results)
         case = {"model": name, "dtype": dtype, "fresh": FRESH}
-        rows += [case | {"method": method, "failed": failed[method]} for method in held]
-    return rows
+        failed = rejected(name, dtype, *sides(MODELS[name], dtype), range(FRESH))
+        for method, count in failed.items():
+            yield case | {"method": method, "failed": count}
 
 
 @study.table(part="cpu")
 def faults(args):
     """Of inputs of a wrong model, those on which it is caught; its size over the output's RMS."""
-    rows = []
+    seeds = range(10**5, 10**5 + FEEDS)
     for (name, fault), dtype in product(FAULTS.items(), TYPES):
         right, other = sides(MODELS[fault.model], dtype)
-        wrong = faulty(fault, dtype)
-        held, proto = checks(fault.model, dtype), MODELS[fault.model].proto(dtype)
-        caught, sizes = dict.fromkeys(held, 0), []
-        for k in range(FEEDS):
-            feeds = feeds_of(proto, 10**5 + k)
-            expected, got, truth = right(feeds), wrong(feeds), other(feeds).double()
-            for method, passes in held.items():
-                caught[method] += not passes(feeds, got, expected)
-            sizes.append(float((got.double() - truth).square().mean() / truth.square().mean()))
+        wrong, sizes = faulty(fault, dtype), []
+        for seed in seeds:
+            feeds = feeds_of(MODELS[fault.model].proto(dtype), seed)
+            got, truth = wrong(feeds).double(), other(feeds).double()
+            sizes.append(float((got - truth).square().mean() / truth.square().mean()))
         case = {"fault": name, "model": fault.model, "dtype": dtype, "feeds": FEEDS}
         case["size"] = float(np.sqrt(np.mean(sizes)))
-        rows += [case | {"method": method, "caught": caught[method]} for method in held]
-    return rows
+        for method, count in rejected(fault.model, dtype, wrong, right, seeds).items():
+            yield case | {"method": method, "caught": count}
 
 
 # --- How sharp a bound is, and where a tolerance is of no use. -----------------------------------

@@ -24,8 +24,6 @@ right text, so the texts that were timed are compared with eager's, and read aga
 *behind* is how far the logit of a written token is from the best one at its place, at worst.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 import multiprocessing

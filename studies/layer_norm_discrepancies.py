@@ -250,12 +250,9 @@ def switched(case: Case, feeds: Any) -> Iterator[tuple[str, str, Any, float]]:
     calls, here = {}, ("", provider, f"{provider} {case.columns['dtype']}")
     for switch, (where, options) in ORT.items():
         if where in here:
-            run = (
-                session(model, **{"providers": [case.provider], "tf32": True} | options)
-                .bind(feeds)
-                .run
-            )
-            calls["ORT", switch] = lambda run=run: run()[0]
+            made = session(model, **{"providers": [case.provider], "tf32": True} | options)
+            bound = made.bind(feeds)
+            calls["ORT", switch] = lambda bound=bound: bound.run()[0]
     for switch, (where, *how) in TORCH.items():
         if where in here:
             calls["torch", switch] = partial(with_switch, case.evaluator(), feeds, *how)

@@ -383,6 +383,8 @@ def attend(
     >>> torch.equal(y, attention(q, k, v, causal=True))
     True
     """
+    if seen.first.shape != q.shape[::2]:
+        raise ShapeError("seen", got=tuple(seen.first.shape), expected="(batch, queries)")
     scale = q.shape[3] ** -0.5 if scale is None else scale
     if not q.numel() or not k.shape[2]:
         return q.new_zeros(q.shape)

@@ -142,19 +142,16 @@ def _tokens(prompts: Any) -> list[torch.Tensor]:
     """Each prompt's token numbers."""
     try:
         tokens = [torch.as_tensor(prompt) for prompt in prompts]
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise _no_prompts(prompts) from error
-    for prompt in tokens:
-        if prompt.dim() != 1 or not prompt.numel() or prompt.dtype not in _TOKENS:
-            raise _no_prompts(prompts)
-    if not tokens:
-        raise _no_prompts(prompts)
+        fits = all(t.dim() == 1 and t.numel() and t.dtype in _TOKENS for t in tokens)
+    except (TypeError, ValueError, RuntimeError):
+        fits = False
+    if not fits or not tokens:
+        raise ArgumentError(
+            "prompts",
+            got=repr(prompts)[:80],
+            expected="a list of prompts, each a list of token numbers",
+        )
     return tokens
-
-
-def _no_prompts(prompts: Any) -> ArgumentError:
-    expected = "a list of prompts, each a list of token numbers"
-    return ArgumentError("prompts", got=repr(prompts)[:80], expected=expected)
 
 
 def server_batches(
@@ -359,11 +356,11 @@ def decode(
     from transformers import StaticCache
 
     check_whole("tokens", tokens, 1)
-    for prompt in _tokens(prompts):
-        check_tokens(prompt[None], model.config.vocab_size)
     end = model.config.eos_token_id
     pad = model.config.pad_token_id
-    ids, mask = padded(prompts, end if pad is None else pad, str(model.device), length)
+    ids, mask = padded(prompts, end if pad is None else pad, length=length)
+    check_tokens(ids, model.config.vocab_size)
+    ids, mask = ids.to(model.device), mask.to(model.device)
     batch, length = ids.shape
     if follow is not None:
         check_tokens(follow, model.config.vocab_size)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..arguments import check_choice, check_device, check_float_dtype
+from ..arguments import check_choice, check_device, check_float_dtype, check_whole
 from ..errors import ArgumentError, DtypeError, ShapeError
 
 __all__ = ["SIZES", "Llama", "Size", "random_tokens"]
@@ -105,6 +105,7 @@ class Llama(torch.nn.Module):
             raise ArgumentError(
                 "values of a head", got=f"{size.hidden} / {size.heads}", expected="an even number"
             )
+        check_whole("layers", layers, 0)
         check_float_dtype("dtype", dtype)
         check_choice("attention", attention, ("eager", "sdpa"))
         check_device(device)

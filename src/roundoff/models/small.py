@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import onnx
+import onnx.parser
 from onnx import helper
 
 from ..arguments import check_choice, check_whole
@@ -21,17 +22,52 @@ __all__ = [
 ]
 
 
-def _model(name: str, nodes: list, inputs: list, outputs: list) -> onnx.ModelProto:
-    graph = helper.make_graph(nodes, name, inputs, outputs)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+_HEAD = '<ir_version: 10, opset_import: ["": 18]> '
+_LAYER_NORM_MATMUL = """
+layer_norm_matmul (T[a, b, c] X, T[c] scale, T[c] bias, T[c, d] weights, T[d] bias2)
+    => (T[a, b, d] Z)
+{
+    normed = LayerNormalization <axis = -1> (X, scale, bias)
+    mult = MatMul (normed, weights)
+    Z = Add (mult, bias2)
+}
+"""
+_RESIDUAL_RMS_NORM = """
+residual_rms_norm (T[a, b, c] X, T[a, b, c] residual, T[c] scale) => (T[a, b, c] Z)
+{
+    hidden = Add (X, residual)
+    squares = Mul (hidden, hidden)
+    mean = ReduceMean <keepdims = 1> (squares, last)
+    shifted = Add (mean, epsilon)
+    root = Sqrt (shifted)
+    normed = Div (hidden, root)
+    Z = Mul (normed, scale)
+}
+"""
+_WIDE_RESIDUAL_RMS_NORM = """
+residual_rms_norm (T[a, b, c] X, T[a, b, c] residual, T[c] scale) => (T[a, b, c] Z)
+{
+    hidden = Add (X, residual)
+    hidden32 = Cast <to = 1> (hidden)
+    squares = Mul (hidden32, hidden32)
+    mean = ReduceMean <keepdims = 1> (squares, last)
+    shifted = Add (mean, epsilon)
+    root = Sqrt (shifted)
+    unrounded = Div (hidden32, root)
+    normed = Cast <to = TO> (unrounded)
+    Z = Mul (normed, scale)
+}
+"""
 
 
-def _float(dtype: Any) -> int:
-    """ONNX's number of a type of floats."""
-    info = dtype_info(dtype)
+def _parsed(text: str, itype: Any) -> tuple[onnx.ModelProto, int]:
+    """A model whose tensors T are of a type of floats, and ONNX's number of it."""
+    info = dtype_info(itype)
     if not info.is_float:
         raise DtypeError("a model of floats", got=info.name, expected="a float type")
-    return info.onnx
+    name = onnx.TensorProto.DataType.Name(info.onnx).lower()
+    text = text.replace("T[", f"{name}[").replace("TO", str(info.onnx))
+    return onnx.parser.parse_model(_HEAD + text), info.onnx
 
 
 def layer_norm_matmul(itype: int | torch.dtype = 1) -> onnx.ModelProto:
@@ -59,16 +95,7 @@ def layer_norm_matmul(itype: int | torch.dtype = 1) -> onnx.ModelProto:
     >>> [n.op_type for n in layer_norm_matmul().graph.node]
     ['LayerNormalization', 'MatMul', 'Add']
     """
-    itype = _float(itype)
-    info = helper.make_tensor_value_info
-    shapes = {"X": "abc", "scale": "c", "bias": "c", "weights": "cd", "bias2": "d"}
-    nodes = [
-        helper.make_node("LayerNormalization", ["X", "scale", "bias"], ["normed"], axis=-1),
-        helper.make_node("MatMul", ["normed", "weights"], ["mult"]),
-        helper.make_node("Add", ["mult", "bias2"], ["Z"]),
-    ]
-    inputs = [info(name, itype, list(shape)) for name, shape in shapes.items()]
-    return _model("layer_norm_matmul", nodes, inputs, [info("Z", itype, list("abd"))])
+    return _parsed(_LAYER_NORM_MATMUL, itype)[0]
 
 
 def layer_norm_feeds(
@@ -146,31 +173,9 @@ def residual_rms_norm(itype: int | torch.dtype = 10, *, wide: bool = False) -> o
     >>> [n.op_type for n in residual_rms_norm(wide=True).graph.node][:4]
     ['Add', 'Cast', 'Mul', 'ReduceMean']
     """
-    itype = _float(itype)
-    info, node = helper.make_tensor_value_info, helper.make_node
-    inner = 1 if wide else itype
-    narrow = [node("Add", ["X", "residual"], ["hidden"])]
-    if wide:
-        narrow.append(node("Cast", ["hidden"], ["hidden32"], to=1))
-    name = narrow[-1].output[0]
-    result = "unrounded" if wide else "normed"
-    nodes = [
-        *narrow,
-        node("Mul", [name, name], ["squares"]),
-        node("ReduceMean", ["squares", "last"], ["mean"], keepdims=1),
-        node("Add", ["mean", "epsilon"], ["shifted"]),
-        node("Sqrt", ["shifted"], ["root"]),
-        node("Div", [name, "root"], [result]),
-        *([node("Cast", [result], ["normed"], to=itype)] if wide else []),
-        node("Mul", ["normed", "scale"], ["Z"]),
-    ]
-    inputs = [info(n, itype, list("abc")) for n in ("X", "residual")]
-    inputs.append(info("scale", itype, ["c"]))
-    model = _model("residual_rms_norm", nodes, inputs, [info("Z", itype, list("abc"))])
-    model.graph.initializer.extend(
-        [
-            helper.make_tensor("last", onnx.TensorProto.INT64, [1], [-1]),
-            helper.make_tensor("epsilon", inner, [], [1e-5]),
-        ]
-    )
+    text = _WIDE_RESIDUAL_RMS_NORM if wide else _RESIDUAL_RMS_NORM
+    model, number = _parsed(text, itype)
+    epsilon = helper.make_tensor("epsilon", 1 if wide else number, [], [1e-5])
+    last = helper.make_tensor("last", onnx.TensorProto.INT64, [1], [-1])
+    model.graph.initializer.extend([last, epsilon])
     return model

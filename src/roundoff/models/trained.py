@@ -114,6 +114,7 @@ class TrainedLlama:
 
     def rounded(self, dtype: torch.dtype) -> TrainedLlama:
         """The same model with its weights rounded to *dtype*, which they are stored in."""
+        check_float_dtype("dtype", dtype)
         weights = {name: w.to(dtype) for name, w in self.weights.items()}
         return dataclasses.replace(self, weights=weights)
 
@@ -181,8 +182,6 @@ def load_trained(
     >>> trained.config.num_hidden_layers, trained.config.vocab_size
     (30, 49152)
     """
-    if round_to is not None:
-        check_float_dtype("round_to", round_to)
     if _is_of_transformers(source):
         model, tokenizer = _from_transformers(source, torch.float32, layers)
         config = model.config

@@ -375,4 +375,5 @@ def ring_sum(parts: Array, first: int = 0) -> Array:
     (1.0, 0.0)
     """
     parts = _parts(parts)
+    check_whole("first", first, 0, len(parts) - 1)
     return sequential(np.roll(parts, -first, axis=0).T)

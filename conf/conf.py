@@ -1,5 +1,6 @@
 """How the site is built: ``sphinx-build -c conf docs build/html`` (``make html`` calls it)."""
 
+import logging
 import os
 import sys
 import warnings
@@ -13,6 +14,9 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 )
 os.environ["TQDM_DISABLE"] = "1"  # a progress bar is 30 garbled lines in a page
 os.environ.setdefault("MPLBACKEND", "agg")
+
+# Set before accessible-pygments, which furo imports, asks for every library's INFO lines.
+logging.basicConfig(level=logging.WARNING)
 
 import roundoff  # noqa: E402
 from roundoff.script import unit_test_going  # noqa: E402

@@ -132,13 +132,6 @@ def measure(
             timed.append((call, n))
             sampling[label] = Sampling(count, n, first, moved.get(label))
 
-        def table() -> Timings:
-            rows = pd.MultiIndex.from_product(
-                [[0], range(len(samples))], names=["session", "round"]
-            )
-            frame = pd.DataFrame(np.array(samples), columns=list(callables), index=rows)
-            return Timings(frame, sampling, device, precision, seed)
-
         rng, samples = np.random.default_rng(seed), list[np.ndarray]()
         check, start = min_rounds, clock()
         # disable=None: a bar in a terminal only
@@ -153,7 +146,11 @@ def measure(
                 last = clock() - start >= budget_s or len(samples) >= max_rounds
                 # A check after every round would stop at a lucky one: check ever more rarely.
                 if len(samples) >= check or (last and len(samples) >= min_rounds):
-                    timings = table()
+                    rows = pd.MultiIndex.from_product(
+                        [[0], range(len(samples))], names=["session", "round"]
+                    )
+                    frame = pd.DataFrame(np.array(samples), columns=list(callables), index=rows)
+                    timings = Timings(frame, sampling, device, precision, seed)
                     if timings.is_precise or last:
                         return timings
                     check = math.ceil(1.3 * len(samples))

@@ -54,6 +54,7 @@ OPTIONS = {
         ("--repeat=many", "argument --repeat: invalid int value"),
         ("--second", "--second keeps times in a record"),
         ("stray", "unrecognized arguments: stray"),
+        ("--wid=3", "unrecognized arguments: --wid=3"),
         ("--width=0", "argument --width: got 0, expected 1 to inf"),
         ("--share=1.5", "argument --share: got 1.5, expected 0 to 1"),
         ("--share=nan", "argument --share: got nan, expected 0 to 1"),

@@ -85,7 +85,7 @@ def measure(
     Raises
     ------
     ArgumentError
-        No callables, or bytes of none of them.
+        No callables, bytes of none of them, or a number of rounds or calls out of range.
     UnsupportedError
         This machine has no such device, or a CUDA graph is asked for on a CPU.
 
@@ -110,6 +110,9 @@ def measure(
         raise ArgumentError(
             "bytes of no callable", got=str(unknown), expected=f"some of {list(callables)}"
         )
+    check_whole("min_rounds", min_rounds, 1)
+    check_whole("max_rounds", max_rounds, min_rounds)
+    check_whole("warmup", warmup, 0)
     if rotate is not None:
         check_whole("rotate", rotate, 1)
     kind = check_device(device).type

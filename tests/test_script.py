@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roundoff.errors import ArgumentError
-from roundoff.script import get_parsed_args, unit_test_going, usage_error
+from roundoff.script import get_parsed_args, unit_test_going
 
 
 @pytest.mark.parametrize(
@@ -54,6 +54,7 @@ OPTIONS = {
         ("--repeat=many", "argument --repeat: invalid int value"),
         ("--second", "--second keeps times in a record"),
         ("stray", "unrecognized arguments: stray"),
+        ("--wid=3", "unrecognized arguments: --wid=3"),
         ("--width=0", "argument --width: got 0, expected 1 to inf"),
         ("--share=1.5", "argument --share: got 1.5, expected 0 to 1"),
         ("--share=nan", "argument --share: got nan, expected 0 to 1"),
@@ -89,13 +90,6 @@ def test_a_notebook_ignores_the_command_line(monkeypatch) -> None:
     monkeypatch.setattr(sys, "argv", ["ipykernel_launcher", "-f", "kernel.json"])
     monkeypatch.setattr("builtins.__IPYTHON__", True, raising=False)
     assert get_parsed_args("plot_x", config="small").config == "small"
-
-
-def test_usage_error_ends_a_script_with_status_2(capsys) -> None:
-    with pytest.raises(SystemExit) as stop:
-        usage_error("plot_x", "--itype 7 is no floating type")
-    assert stop.value.code == 2
-    assert capsys.readouterr().err == "plot_x: error: --itype 7 is no floating type\n"
 
 
 def test_import_is_quick_and_light() -> None:

@@ -234,7 +234,7 @@ def write_record(
     parts, times = parts or {}, times or {}
     machine = machine_name(environment)
     path = Path(folder, page, f"{machine}.json")
-    data = _load(path) if path.exists() else {"runs": [], "tables": {}}
+    data = _load(path) if second or path.exists() else {"runs": [], "tables": {}}
     run = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": environment.get("commit"),

@@ -86,6 +86,7 @@ def get_parsed_args(
     parser = argparse.ArgumentParser(
         prog=name,
         description=description,
+        allow_abbrev=False,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     for option, value in options.items():

@@ -85,7 +85,7 @@ def measure(
     Raises
     ------
     ArgumentError
-        No callables, or bytes of none of them.
+        No callables, bytes of none of them, or a number of rounds or calls out of range.
     UnsupportedError
         This machine has no such device, or a CUDA graph is asked for on a CPU.
 
@@ -110,6 +110,9 @@ def measure(
         raise ArgumentError(
             "bytes of no callable", got=str(unknown), expected=f"some of {list(callables)}"
         )
+    check_whole("min_rounds", min_rounds, 1)
+    check_whole("max_rounds", max_rounds, min_rounds)
+    check_whole("warmup", warmup, 0)
     if rotate is not None:
         check_whole("rotate", rotate, 1)
     kind = check_device(device).type
@@ -132,13 +135,6 @@ def measure(
             timed.append((call, n))
             sampling[label] = Sampling(count, n, first, moved.get(label))
 
-        def table() -> Timings:
-            rows = pd.MultiIndex.from_product(
-                [[0], range(len(samples))], names=["session", "round"]
-            )
-            frame = pd.DataFrame(np.array(samples), columns=list(callables), index=rows)
-            return Timings(frame, sampling, device, precision, seed)
-
         rng, samples = np.random.default_rng(seed), list[np.ndarray]()
         check, start = min_rounds, clock()
         # disable=None: a bar in a terminal only
@@ -153,7 +149,11 @@ def measure(
                 last = clock() - start >= budget_s or len(samples) >= max_rounds
                 # A check after every round would stop at a lucky one: check ever more rarely.
                 if len(samples) >= check or (last and len(samples) >= min_rounds):
-                    timings = table()
+                    rows = pd.MultiIndex.from_product(
+                        [[0], range(len(samples))], names=["session", "round"]
+                    )
+                    frame = pd.DataFrame(np.array(samples), columns=list(callables), index=rows)
+                    timings = Timings(frame, sampling, device, precision, seed)
                     if timings.is_precise or last:
                         return timings
                     check = math.ceil(1.3 * len(samples))

@@ -126,7 +126,7 @@ class Timings:
 
     def ratios(self, to: str | None = None) -> pd.DataFrame:
         """The ratio of each to one of them (the first): label, ratio, low, high."""
-        base = to or self.samples.columns[0]
+        base = self.samples.columns[0] if to is None else to
         rows = []
         for label in self.samples.columns:
             r = self.ratio(label, base)

@@ -73,15 +73,13 @@ def call_module(module: Any, feeds: Mapping[str, Any], outputs: Sequence[str]) -
         for name, value in feeds.items()
     }
     try:
-        named = inspect.signature(module.forward if is_module else module).parameters
+        named = set(inspect.signature(module.forward if is_module else module).parameters)
     except (ValueError, TypeError):  # a compiled function has none
-        named = {}
+        named = set()
     try:
         with torch.no_grad(), _evaluating(module):
-            if set(arguments) <= set(named):
-                result = module(**arguments)
-            else:
-                result = module(*arguments.values())
+            by_name = set(arguments) <= named
+            result = module(**arguments) if by_name else module(*arguments.values())
     except Exception as error:  # the caller's code: whatever it raises
         fed = ", ".join(f"{name}: {type_name(x)}" for name, x in arguments.items())
         raise ArgumentError(

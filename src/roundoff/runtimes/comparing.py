@@ -11,7 +11,7 @@ import onnx
 import onnxruntime
 import torch
 
-from roundoff.arguments import check_mapping, check_providers
+from roundoff.arguments import check_mapping, check_providers, check_whole
 from roundoff.compare import CalibratedTolerance, Calibration, max_diff
 from roundoff.compare.calibration import FALSE_ALARMS
 from roundoff.describe import tree_leaves
@@ -143,8 +143,8 @@ def compare_runtimes(
             raise ArgumentError(
                 "feeds of the calibration", got=len(calibration), expected=f"at least {_LEAST}"
             )
-    elif calibration is not None and not (calibration == 0 or calibration >= _LEAST):
-        raise ArgumentError("calibration", got=calibration, expected=f"0, or at least {_LEAST}")
+    elif calibration is not None and calibration != 0:
+        check_whole("calibration, where it is not 0,", calibration, _LEAST)
     if providers is None:
         providers = [CUDA] if torch.cuda.is_available() and available([CUDA]) else [CPU]
     (provider, options), *others = check_providers(providers)

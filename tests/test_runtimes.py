@@ -12,12 +12,12 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from roundoff.errors import (
-    ArgumentError,
     ModelError,
     ModelSizeError,
     RoundoffError,
     UnsupportedError,
 )
+from roundoff.evaluator import TorchOnnxEvaluator
 from roundoff.models import layer_norm_feeds, layer_norm_matmul, residual_rms_norm
 from roundoff.runtimes import (
     NODE_COLUMNS,
@@ -26,8 +26,7 @@ from roundoff.runtimes import (
     compare_runtimes,
 )
 from roundoff.runtimes.advice import Advice
-from roundoff.runtimes.calibrating import alike, varied
-from roundoff.runtimes.module import over_rms
+from roundoff.runtimes.feeds import alike, tables_of, varied
 
 CPU = ["CPUExecutionProvider"]
 
@@ -79,14 +78,6 @@ def test_layer_norm_and_product(itype: int) -> None:
     assert ("rounds after each node" in repr(found)) == (itype == 10 and row["abs"] > 0)
 
 
-@pytest.mark.parametrize("model", [layer_norm_matmul(10), product(), residual_rms_norm(10)])
-def test_first_is_none_exactly_where_no_isolated_difference_is(model: onnx.ModelProto) -> None:
-    found = compare(model, seed=3)
-    differ = found.frame[found.frame["isolated abs"] != 0]
-    assert (found.first is None) == (len(differ) == 0)
-    assert found.first is None or found.first["node"] == differ["node"].iloc[0]
-
-
 def test_files_bytes_and_protos_are_read_alike(tmp_path: Path) -> None:
     path, apart = tmp_path / "model.onnx", tmp_path / "apart.onnx"
     onnx.save(product(), path)
@@ -104,7 +95,7 @@ def test_files_bytes_and_protos_are_read_alike(tmp_path: Path) -> None:
 def test_tf32_on_one_side_is_told(tf32: tuple[bool, bool]) -> None:
     found = compare(layer_norm_matmul(), half_feeds(4, 8, torch.float32))
     found.outputs["abs"] = 1.0
-    told = Advice(found.frame, found.outputs, tf32, None, None, torch.device("cpu")).sentences()
+    told = Advice(found.frame, found.outputs, "cuda", tf32).sentences()
     said = [text for text in told if "TF32" in text]
     assert len(said) == (tf32[0] != tf32[1])
     if said:
@@ -174,18 +165,15 @@ def test_outputs_without_a_tolerance_say_why() -> None:
     assert math.isnan(found.outputs["error torch"].iloc[0])
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
-@pytest.mark.parametrize("weight", ["W = Identity(table)", "T = Neg(W)"])
-def test_ids_stay_below_their_table(seed: int, weight: str) -> None:
+@pytest.mark.parametrize("rows", [1, 3])
+def test_ids_stay_below_their_table(rows: int) -> None:
     model = parsed(
-        f"g (int32[n, m] position, float[3, 4] table) => (float[n, m, 4] Z) {{ {weight} "
-        "flat = Cast <to = 7> (position)  Y = Gather(W, flat)  Z = Abs(Y) }"
+        "g (int32[n, m] position) => (float[n, m, 4] Z) "
+        "{ flat = Cast <to = 7> (position)  Y = Gather(W, flat)  Z = Abs(Y) }"
     )
-    if "Neg" in weight:
-        table = np.zeros((3, 4), np.float32)
-        model.graph.initializer.append(numpy_helper.from_array(table, "W"))
-    found = compare(model, seed=seed, sizes={"n": 9})
-    assert found.first is None
+    model.graph.initializer.append(numpy_helper.from_array(np.zeros((rows, 4), np.float32), "W"))
+    assert tables_of(TorchOnnxEvaluator(model)) == {"position": rows}
+    assert compare(model).first is None
 
 
 def test_overflow_is_found_and_what_to_do_said() -> None:
@@ -205,21 +193,11 @@ def test_overflow_is_found_and_what_to_do_said() -> None:
     assert wide.first_nonfinite is None
 
 
-def test_sizes_of_symbols() -> None:
-    model = parsed(
-        'g (float[batch, "past + new"] X, float[batch, past] P, float[batch, new] N, float[?] V) '
-        "=> (float[batch, m] Z) { PN = Concat <axis = 1> (P, N)  Y = Add(X, PN)  S = ReduceSum(V)"
-        "  Z = Mul(Y, S) }"
-    )
-    found = compare(model, sizes={"batch": 3, "past": 5, "new": 2, "past + new": 7})
-    assert found.outputs["type"].iloc[0].startswith("float32[3,")
-    for sizes in ({"depth": 3}, {"batch": -1}):
-        with pytest.raises(ArgumentError, match="size"):
-            compare(model, sizes=sizes)
+def test_what_cannot_be_drawn_is_to_be_fed() -> None:
     model = parsed("g (float[a, b] X, float[c, d] Y) => (float[a, d] Z) { Z = MatMul(X, Y) }")
-    with pytest.raises(RoundoffError, match="feeds= that the model takes, or sizes="):
-        compare(model, sizes={"b": 3, "c": 4})
-    strings = parsed("g (string[2] X) => (float[2] Z) { Z = Shape(X) }")
+    with pytest.raises(RoundoffError, match="try: feeds= that the model takes"):
+        compare(model)
+    strings = parsed("g (string[2] X) => (int64[1] Z) { Z = Shape(X) }")
     with pytest.raises(UnsupportedError, match=r"input 'X' can't be drawn.*feeds="):
         compare(strings)
 
@@ -286,7 +264,7 @@ def test_a_graph_optimisation_that_changes_bits_is_named() -> None:
         model.graph.initializer.append(numpy_helper.from_array(array.astype(np.float32), name))
     found = compare(model)
     assert found.outputs["session abs"].iloc[0] > 0
-    assert any("ORT_ENABLE_BASIC" in t and "ORT_DISABLE_ALL" in t for t in found.advice)
+    assert any("ORT_DISABLE_ALL" in text for text in found.advice)
 
 
 def huge(size: int) -> onnx.ModelProto:
@@ -309,35 +287,14 @@ def test_on_a_gpu_each_does_what_it_does_by_default() -> None:
         pytest.skip("this ONNX Runtime has no CUDA")
     assert found.nearer == "torch"
     assert "use_tf32=0" in found.advice[0]
-    same = compare_runtimes(layer_norm_matmul(), feeds, tf32=False)
+    off = [("CUDAExecutionProvider", {"use_tf32": 0})]
+    same = compare_runtimes(layer_norm_matmul(), feeds, providers=off)
     assert not any("TF32" in text for text in same.advice)
     assert same.outputs["error ORT"].iloc[0] < found.outputs["error ORT"].iloc[0] / 10
 
 
 def rectified() -> onnx.ModelProto:
     return parsed("g (float[4, 8] X) => (float[4, 8] Z) { Y = Relu(X)  Z = Neg(Y) }")
-
-
-class Trained(torch.nn.Module):
-    """Dropout by a function, and a buffer that training mode changes."""
-
-    def __init__(self, p: float) -> None:
-        super().__init__()
-        self.p = p
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.training:
-            self.calls += 1
-        return -torch.nn.functional.dropout(torch.relu(x), self.p, self.training)
-
-
-def test_a_module_in_training_mode_computes_as_it_is_exported() -> None:
-    module = torch.nn.Sequential(Trained(0.5))
-    found = compare(rectified(), module=module)
-    assert found.outputs["module abs"].iloc[0] == 0
-    assert module[0].training
-    assert module[0].calls == 0
 
 
 class Layers(torch.nn.Module):
@@ -429,14 +386,12 @@ def test_drawn_feeds_have_the_ranges_and_signs_of_those_given() -> None:
         "mask": torch.tensor([0.0, -math.inf] * 10),
         "flags": torch.tensor([0.0, 1.0] * 10),
     }
-    assert varied(given, {"ids"}) == ["X", "ids"]
-    one, two = alike(given, {"ids"}, 2, 0)
-    assert not torch.equal(one["X"], two["X"])
+    assert list(varied(given, ["ids"])) == ["X", "ids"]
+    one, other = alike(given, ["ids"], 2)
+    assert not torch.equal(one["X"], other["X"])
     assert one["X"].dtype == torch.float16
-    assert one["X"].shape == (40, 30)
-    assert given["X"].min() == one["X"].min()
-    assert one["X"].max() <= given["X"].max()
     assert abs(float((one["X"] == 5).float().mean()) - 0.5) < 0.1
+    assert set(one["X"].flatten().tolist()) <= set(given["X"].flatten().tolist())
     assert set(one["ids"].tolist()) <= {3, 9, 4}
     assert all(torch.equal(one[name], given[name]) for name in ("axis", "mask", "flags"))
 
@@ -481,13 +436,6 @@ def test_a_module_in_float64_that_computes_something_else_is_told(kind: str) -> 
         assert same.outputs["error module"][0] == 0
 
 
-def test_values_without_a_truth_are_refused_with_what_compares_them() -> None:
-    proto = parsed("g (float[3,2] X) => (int64[3] Y) { Y = ArgMax<axis=1, keepdims=0>(X) }")
-    x = torch.tensor([[1, 2], [float("nan"), 1], [0, 0]])
-    with pytest.raises(UnsupportedError, match=r"no float64 truth of this model.*max_diff"):
-        compare(proto, {"X": x})
-
-
 def test_only_what_drawn_feeds_may_cause_says_so() -> None:
     """A missing kernel, a missing provider and a broken model are not the feeds' fault."""
     twirl = parsed("g (float[2] X) => (float[2] Z) { Z = Abs(X) }")
@@ -500,15 +448,14 @@ def test_only_what_drawn_feeds_may_cause_says_so() -> None:
         ("nothing.onnx", {}),
         (parsed("g (float[2] X) => (float[2] Z) { Z = Add(X, nothing) }"), {}),
         (rectified(), {"providers": ["NoSuchExecutionProvider"]}),
-        (huge(10**13), {}),
         (rectified(), {"feeds": {"X": torch.ones(4, 9)}}),
     ]
     for model, options in cases:
         with pytest.raises(RoundoffError) as caught:
             compare(model, **options)
-        assert "sizes=" not in str(caught.value)
-    with pytest.raises(ModelSizeError):  # drawn inputs count, too
-        compare(product(), sizes={"n": 10**14})
+        assert "feeds= that" not in str(caught.value)
+    with pytest.raises(ModelSizeError):
+        compare(huge(10**13))
 
 
 def test_feeds_that_drawing_makes_another_kind_have_no_tolerance() -> None:
@@ -519,10 +466,3 @@ def test_feeds_that_drawing_makes_another_kind_have_no_tolerance() -> None:
     cancelling = torch.cat([x, -x + 1e-4])
     found = compare(model, {"X": cancelling}, calibration=None)
     assert "in a way that drawing loses" in found.tolerances["Z"].reason
-
-
-@pytest.mark.parametrize("scale", [1e-200, 1.0, 1e200])
-def test_an_error_over_the_rms_is_the_same_at_every_scale(scale: float) -> None:
-    truth = scale * torch.tensor([1.0, 1.0], dtype=torch.float64)
-    largest, rms = over_rms(truth, truth * torch.tensor([1.0, 2.0]))
-    assert (largest, rms) == pytest.approx((1, 0.5**0.5), rel=1e-12)

@@ -221,7 +221,7 @@ def scaled(truth: Any, got: Any, dtype: Any = None) -> tuple[float, float]:
     nothing to measure: NaN.
     """
     errors = [
-        _scaled(t.to(torch.float64), g, dtype or g.dtype)
+        _scaled(t.to(torch.float64), g.to(t.device), dtype or g.dtype)
         for t, g in zip(tree_leaves(truth), tree_leaves(got), strict=False)
         if is_floating(t) and is_floating(g) and t.shape == g.shape
     ]

@@ -59,7 +59,7 @@ def digest(tensor: torch.Tensor) -> str:
     if not isinstance(tensor, torch.Tensor):
         raise ArgumentError("no bits", got=type(tensor).__name__, expected="a torch.Tensor")
     flat = typed_tensor(tensor, "the tensor").tensor.reshape(-1).contiguous().cpu()
-    return hashlib.sha256(flat.view(torch.uint8).numpy()).hexdigest()[:8]
+    return hashlib.sha256(flat.view(torch.uint8).numpy().tobytes()).hexdigest()[:8]
 
 
 def ulp_distance(a: Any, b: Any) -> Array:
@@ -101,8 +101,8 @@ def ulp_distance(a: Any, b: Any) -> Array:
             expected="a floating type",
         )
     same_shape(x.tensor, y.tensor)
-    flat = [t.tensor.reshape(-1).cpu() for t in (x, y)]
-    steps = steps_apart(*flat, coarser(*infos))
+    one, other = (t.tensor.reshape(-1).cpu() for t in (x, y))
+    steps = steps_apart(one, other, coarser(*infos))
     return steps.reshape(tuple(x.tensor.shape)).astype(np.uint64, copy=False)
 
 

@@ -2,46 +2,38 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
+import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import onnx
+import onnxruntime
 import torch
 
-from roundoff.arguments import check_flag, check_mapping, check_providers, check_whole
-from roundoff.compare import CalibratedTolerance, max_diff
+from roundoff.arguments import check_mapping, check_providers, check_whole
+from roundoff.compare import CalibratedTolerance, Calibration, max_diff
+from roundoff.compare.calibration import FALSE_ALARMS
 from roundoff.describe import tree_leaves
 from roundoff.errors import (
     ArgumentError,
     ModelError,
     ModelSizeError,
+    RoundoffError,
     ShapeError,
     UnsupportedError,
 )
-from roundoff.evaluator import Step, TorchOnnxEvaluator
+from roundoff.evaluator import Node, TorchOnnxEvaluator
 from roundoff.evaluator.values import to_value, type_name
 from roundoff.graph.protos import read
-from roundoff.localization import localize, non_finite, scaled
+from roundoff.localization import is_floating, localize, non_finite, scaled
 from roundoff.ort import available, session, torch_tf32
-from roundoff.ort.tensors import onnxruntime
-from roundoff.timing import free_memory, torch_precision
+from roundoff.timing import free_memory
 
 from .advice import Advice
-from .calibrating import alike, calibrate, check_calibration, varied
-from .drawing import check_drawing
-from .feeds import check_declared, draw, drawn_shapes, limits
-from .module import (
-    call_module,
-    check_module,
-    check_outputs,
-    in_type_of,
-    over_rms,
-    without_draws,
-)
-from .quantization import Quantization, is_quantized, quantization_cost
+from .feeds import alike, draw, drawn_shapes, tables_of, varied
+from .module import call_module, first_call
+from .quantization import is_quantized, quantization_cost
 from .result import OUTPUT_COLUMNS, SOURCES, RuntimeComparison
 
 __all__ = ["compare_runtimes"]
@@ -51,11 +43,20 @@ CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 _EQUAL = 1.1
 #: A module whose error is this many times that of the model in torch computes something else.
 _ELSEWHERE = 16.0
-#: A module of a float64 model that is so far from it, over the RMS, computes something else.
-_OFF = 2.0**-20
-#: Feeds that a tolerance is calibrated on by default, beside those of the comparison: of a model of
-#: up to so many multiplications, which takes milliseconds, and of a larger one.
-_SMALL, _OF_SMALL, _OF_LARGE = 2_000_000, 299, 32
+#: Fewest feeds that a calibration takes, beside those of the comparison.
+_LEAST = 15
+#: Feeds of a calibration by default: for a model of up to so many weights and inputs, and others.
+_SMALL, _OF_SMALL, _OF_LARGE = 1 << 18, 299, 32
+#: Outputs on fresh feeds this many times larger or smaller are of another kind.
+_OTHER_SIZE = 4.0
+_RANDOM = (
+    "Bernoulli",
+    "Multinomial",
+    "RandomNormal",
+    "RandomNormalLike",
+    "RandomUniform",
+    "RandomUniformLike",
+)
 
 
 def compare_runtimes(
@@ -64,9 +65,6 @@ def compare_runtimes(
     *,
     module: Any = None,
     providers: Sequence[Any] | None = None,
-    tf32: bool | None = None,
-    sizes: Mapping[str, int] | None = None,
-    seed: int = 0,
     calibration: int | Sequence[Mapping[str, Any]] | None = None,
 ) -> RuntimeComparison:
     """Which node makes PyTorch and ONNX Runtime differ, which is nearer the truth, what to set.
@@ -76,30 +74,24 @@ def compare_runtimes(
     model : path, bytes or ModelProto
         Give the path when the weights lie in files beside the model.
     feeds : mapping of str to tensor or array, optional
-        Inputs by name. By default they are drawn: floats from a normal distribution; integers
-        that index a table (token ids) below its size, other integers 0 or 1; ones for integers
-        and bools whose name contains "mask".
+        Inputs by name. By default they are drawn: symbolic dimensions from 2 to 8; floats from a
+        normal distribution; integers that index a table (token ids) below its size, other integers
+        0 or 1; ones for integers and bools whose name contains "mask".
     module : torch.nn.Module or callable, optional
         What the model was exported from. It is called where its parameters lie, by keyword where
         the parameters of its ``forward`` have the names of the model's inputs, else in the order
         of the inputs. It computes as after ``eval()``, as it is exported.
     providers : sequence, optional
         ONNX Runtime's, which also say where torch computes; by default CUDA where both runtimes
-        have it, else the CPU.
-    tf32 : bool, optional
-        Whether both may use TF32 for float32 matrix products on CUDA. By default each does what
-        it does when told nothing: ONNX Runtime uses it, torch follows its own switch (off).
-    sizes : mapping of str to int, optional
-        Symbolic dimension -> size, for inputs that are drawn. Others are drawn from 2 to 8; one
-        that is written as a sum of others ("past + sequence") is a dimension of its own.
-    seed : int
-        Seed of what is drawn.
+        have it, else the CPU. On CUDA each runtime uses TF32 for float32 matrix products as it does
+        when told nothing: ONNX Runtime does unless its option ``use_tf32`` is 0, torch follows its
+        own switch (off).
     calibration : int or sequence of mappings, optional
         The feeds, beside those of the comparison, from whose differences the tolerances come
         (:func:`~roundoff.compare.calibrated_tolerance`): how many to draw, 0 for none, or feeds of
         your own, 15 or more. Each is run by both runtimes and the module. By default 299, which
-        need no assumption about the tail of the differences; 32 where a run has more than two
-        million multiplications. Where *feeds* are given the values of each are drawn from its own,
+        need no assumption about the tail of the differences; 32 for a model of more than 262,144
+        weights and inputs. Where *feeds* are given the values of each are drawn from its own,
         independently: ranges and signs are kept, what relates one element to another is not, and
         integers, masks and tensors of fewer than 16 different values stay.
 
@@ -123,7 +115,7 @@ def compare_runtimes(
         drawn, or a node draws random numbers (Dropout in training, RandomNormal, Bernoulli, …).
     ArgumentError, DtypeError, ShapeError
         An argument is of another kind; a feed is missing, unknown, or not what the model declares;
-        the module draws random numbers, or its inputs or outputs are not the model's.
+        the module draws random numbers, or its outputs are not the model's.
 
     Examples
     --------
@@ -142,360 +134,302 @@ def compare_runtimes(
         raise ModelError(
             "not a model", got=type(model).__name__, expected="path, bytes, ModelProto"
         )
-    if not proto.graph.output:
-        raise ModelError("the model has no outputs", got="0", expected="at least one to compare")
-    if tf32 is not None:
-        check_flag("tf32", tf32)
-    check_whole("seed", seed, 0, 2**63 - 1)
-    check_calibration(calibration)
-    if module is not None:
-        check_module(module)
+    if module is not None and not callable(module):
+        raise ArgumentError("module", got=type(module).__name__, expected="a torch.nn.Module")
+    given = None if feeds is None else _values(feeds, "feeds")
+    if isinstance(calibration, Sequence):
+        calibration = [_values(more, "calibration") for more in calibration]
+        if len(calibration) < _LEAST:
+            raise ArgumentError(
+                "feeds of the calibration", got=len(calibration), expected=f"at least {_LEAST}"
+            )
+    elif calibration is not None and calibration != 0:
+        check_whole("calibration, where it is not 0,", calibration, _LEAST)
     if providers is None:
-        usable = torch.cuda.is_available() and available([CUDA])
-        providers = [CUDA] if usable else [CPU]
-    providers = check_providers(providers)
-    if feeds is None:
-        optional = {t.name for t in proto.graph.initializer}
-        inputs = [i for i in proto.graph.input if i.name not in optional]
-        shapes = drawn_shapes(inputs, sizes, seed)
-    else:
-        if sizes is not None:
-            raise ArgumentError("sizes are for inputs that are drawn", hint="leave out feeds")
-        feeds = _checked(proto, feeds, "feeds")
-        shapes = {name: tuple(getattr(value, "shape", ())) for name, value in feeds.items()}
-    if calibration is not None and not isinstance(calibration, int):
-        calibration = [_checked(proto, fed, "calibration") for fed in calibration]
-    _check_memory(proto, shapes)
-    setup = _Setup(proto, proto if folder is None else model, providers, tf32)
-    return setup.compare(feeds, shapes, seed, module, calibration)
+        providers = [CUDA] if torch.cuda.is_available() and available([CUDA]) else [CPU]
+    (provider, options), *others = check_providers(providers)
+    if provider == CUDA:
+        options = {"use_tf32": 1} | options
+    source = proto if folder is None else model
+    comparison = _Comparison(proto, source, [(provider, options), *others], module, given)
+    return comparison.result(calibration)
 
 
-def _checked(proto: onnx.ModelProto, feeds: Any, what: str) -> dict[str, Any]:
-    """Feeds as values of the evaluator, of the names, types and shapes that the model declares."""
+def _values(feeds: Any, what: str) -> dict[str, Any]:
     given = check_mapping(what, feeds, "input names to tensors")
-    values = {name: to_value(value) for name, value in given.items()}
-    check_declared(proto, values)
-    return values
+    return {name: to_value(value) for name, value in given.items()}
 
 
-def _check_memory(proto: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Refuse what does not fit in the host's memory: the float64 of the weights and of the feeds.
+class _Comparison:
+    """One model, and what each side made of one feed."""
 
-    Raises
-    ------
-    ModelSizeError
-    """
-    sizes = [*shapes.values(), *(tensor.dims for tensor in proto.graph.initializer)]
-    needed, free = 8 * sum(map(math.prod, sizes)), free_memory()
-    if needed > free:
-        raise ModelSizeError(
-            "the comparison of this model would not fit in memory",
-            got=f"over {needed / 2**30:.3g} GiB",
-            expected=f"at most {free / 2**30:.3g} GiB",
-            hint="a machine with more memory, smaller feeds, or a part of the model: "
-            "onnx.utils.extract_model",
-        )
-
-
-@contextlib.contextmanager
-def _running(drawn: bool) -> Iterator[None]:
-    """What fails while drawn feeds run may be due to them; what fails before is not."""
-    try:
-        yield
-    except (ModelError, ShapeError) as error:
-        if drawn and error.hint is None:
-            error.hint = "feeds= that the model takes, or sizes= of its dimensions"
-        raise
-
-
-def _without_truth(error: UnsupportedError) -> UnsupportedError:
-    return UnsupportedError(
-        f"no float64 truth of this model: {error.message}",
-        got=error.got,
-        hint="to compare the two without a truth: max_diff of what "
-        "TorchOnnxEvaluator(model).run(feeds) and session(model).run(feeds) give",
-    )
-
-
-def _work(step: Step) -> int:
-    """About how many multiplications a node takes."""
-    shapes = [getattr(x, "shape", ()) for x in step.inputs]
-    size = sum(math.prod(getattr(x, "shape", ())) for x in step.outputs)
-    if step.node.op_type in ("MatMul", "Gemm", "MatMulInteger") and shapes[0]:
-        return size * max(shapes[0])
-    if "Conv" in step.node.op_type and len(shapes) > 1:
-        return size * math.prod(shapes[1][1:])
-    return size
-
-
-@dataclasses.dataclass
-class _Setup:
-    """One model, and the providers and switches with which each runtime runs it."""
-
-    proto: onnx.ModelProto
-    model: Any  # what each run reads: a path where there is one
-    providers: list[tuple[str, dict[str, Any]]]
-    tf32: bool | None
-
-    def __post_init__(self) -> None:
-        (name, options), *others = self.providers
-        self.cuda = name == CUDA
-        self.torch_tf32 = self.cuda and (torch_tf32() if self.tf32 is None else self.tf32)
-        self.ort_tf32 = self.cuda and self.tf32 is not False
-        if self.cuda:  # sessions of single nodes get the switch of the whole one
-            self.ort_tf32 = str(options.get("use_tf32", int(self.ort_tf32))) in ("1", "True")
-            self.providers = [(name, {**options, "use_tf32": int(self.ort_tf32)}), *others]
-
-    def evaluator(self, **options: Any) -> TorchOnnxEvaluator:
-        return TorchOnnxEvaluator(self.model, self.providers, **options)
-
-    def session(self, optimization: str = "all") -> Any:
-        """One session of the whole model."""
+    def __init__(
+        self,
+        proto: onnx.ModelProto,
+        source: Any,
+        providers: list[tuple[str, dict[str, Any]]],
+        module: Any,
+        given: dict[str, Any] | None,
+    ) -> None:
+        self.proto, self.source, self.providers, self.module = proto, source, providers, module
+        self.is_drawn = given is None
+        self.elements = _elements(proto, given or {})
+        self.torch = TorchOnnxEvaluator(source, providers)
+        self.names = self.torch.output_names
+        _check_deterministic(self.torch)
+        self.tables = tables_of(self.torch)
+        self.shapes = drawn_shapes(proto) if given is None else {}
+        self.fed = self._draw(0) if given is None else given
+        self.ort = session(source, providers)
         try:
-            return session(self.model, self.providers, optimization=optimization)
-        except UnsupportedError as error:
-            error.hint = error.hint or "another provider, or the model in another element type"
+            self._run()
+        except (ModelError, ShapeError) as error:
+            if self.is_drawn and error.hint is None:
+                error.hint = "feeds= that the model takes"
             raise
 
-    def inside(self) -> contextlib.AbstractContextManager[Any]:
-        return torch_precision(self.torch_tf32) if self.cuda else contextlib.nullcontext()
+    def _draw(self, seed: int) -> dict[str, Any]:
+        return draw(self.proto, self.shapes, self.tables, seed)
 
-    def compare(
-        self,
-        feeds: Mapping[str, Any] | None,
-        shapes: Mapping[str, tuple[int, ...]],
-        seed: int,
-        module: Any,
-        calibration: Any,
-    ) -> RuntimeComparison:
+    def _run(self) -> None:
+        """Run each side; the evaluators that serve for this alone end here with their weights."""
+        self.results = {"ORT": self.ort.run(self.fed)}
+        nodes = TorchOnnxEvaluator(
+            self.source, self.providers, kernels=("ort", "torch", "reference")
+        )
+        try:
+            true = TorchOnnxEvaluator(self.source, self.providers, truth=True)
+            frame = localize(self.torch, nodes, self.fed, truth=true).frame
+        except UnsupportedError as error:
+            raise UnsupportedError(
+                f"no float64 truth of this model: {error.message}",
+                got=error.got,
+                hint="to compare the two without a truth: max_diff of what "
+                "TorchOnnxEvaluator(model).run(feeds) and session(model).run(feeds) give",
+            ) from error
+        self.frame = frame[list(SOURCES.values())].set_axis(list(SOURCES), axis=1)
+        self.truth, self.results["torch"], self.results["nodes"] = (
+            evaluator.run(None, self.fed) for evaluator in (true, self.torch, nodes)
+        )
+        if self.module is not None:
+            self.results["module"] = first_call(
+                self.module, self._in_order(self.fed), self.names, self.results["torch"]
+            )
+
+    def _in_order(self, fed: Mapping[str, Any]) -> dict[str, Any]:
+        """Feeds in the order of the model's inputs, which is that of the module's arguments."""
+        return {name: fed[name] for name in self.torch.input_names if name in fed}
+
+    def result(self, calibration: int | Sequence[Mapping[str, Any]] | None) -> RuntimeComparison:
         import pandas
 
-        fed, frame, truth, results, device = self._by_node(feeds, shapes, seed)
-        names = [o.name for o in self.proto.graph.output]
-        inputs = [i.name for i in self.proto.graph.input]
-        if module is not None:
-            with self.inside():
-                results["module"] = without_draws(module, inputs, fed, device, names)
-            check_outputs(names, results["torch"], results["module"])
-        quantization = self._quantization(fed, truth, module, results.get("module"))
         rows = [
-            _output_row(name, true, {side: values[k] for side, values in results.items()})
-            for k, (name, true) in enumerate(zip(names, truth, strict=True))
+            _output_row(name, true, {side: values[k] for side, values in self.results.items()})
+            for k, (name, true) in enumerate(zip(self.names, self.truth, strict=True))
         ]
-        same = module is not None and quantization is None and not _is_elsewhere(rows)
-        if same or module is None or quantization is not None:
-            tolerances = self._tolerances(
-                feeds, fed, shapes, seed, module if same else None, calibration, results, device
+        elsewhere = any(row["elsewhere"] for row in rows)
+        quantization = None
+        if is_quantized(self.proto):
+            loaded = self.proto if self.source is self.proto else onnx.load(self.source)
+            quantization = quantization_cost(
+                loaded, self.fed, self.truth, self.module, self.results.get("module")
             )
-        else:
+        if elsewhere and quantization is None:
             reason = "the ONNX model does not compute what the module does"
-            tolerances = {name: CalibratedTolerance(reason=reason) for name in names}
+            tolerances = dict.fromkeys(self.names, CalibratedTolerance(reason=reason))
+        else:
+            with_module = self.module is not None and quantization is None
+            tolerances = self._tolerances(calibration, with_module)
         for row in rows:
-            row["rtol"], row["atol"] = (
-                getattr(tolerances[row["output"]], k) for k in ("rtol", "atol")
-            )
-        columns = [c for c in OUTPUT_COLUMNS if module is not None or "module" not in c]
+            tolerance = tolerances[row["output"]]
+            row["rtol"], row["atol"] = tolerance.rtol, tolerance.atol
+        columns = [c for c in OUTPUT_COLUMNS if self.module is not None or "module" not in c]
         outputs = pandas.DataFrame(rows, columns=columns)
-        differs = bool((outputs["session abs"] != 0).any())
-        level = self._level(fed, results["nodes"]) if differs else None
-        tf32 = (self.torch_tf32, self.ort_tf32)
+        device = self.torch.settings.device
         advice = Advice(
-            frame,
+            self.frame,
             outputs,
-            tf32,
-            level,
-            module,
-            device,
-            tolerances,
+            device.type,
+            self._tf32(),
+            self._odd(bool(outputs["non-finite truth"].any())),
+            elsewhere,
+            bool((outputs["session abs"] != 0).any()) and self._is_optimised(),
             quantization,
-            _odd(fed, bool(outputs["non-finite truth"].any())),
-            _is_elsewhere(rows),
+            tolerances,
         )
-        types = ", ".join(sorted({row["type"].partition("[")[0] for row in rows}))
+        types = ", ".join(sorted(advice.types()))
         where = (
             f"{self.proto.graph.name or 'a model'}, {types}, {device}: "
             f"torch {torch.__version__}, ONNX Runtime {onnxruntime.__version__}"
         )
         return RuntimeComparison(
-            frame, outputs, advice.sentences(), where, tolerances, quantization
+            self.frame, outputs, advice.sentences(), where, tolerances, quantization
         )
 
-    def _by_node(
-        self, feeds: Mapping[str, Any] | None, shapes: Mapping[str, tuple[int, ...]], seed: int
-    ) -> tuple[Mapping[str, Any], Any, list[Any], dict[str, list[Any]], torch.device]:
-        """Feeds, the table of nodes, the true outputs, those of each side, and the device.
+    def _tf32(self) -> tuple[bool, bool]:
+        name, options = self.providers[0]
+        if name != CUDA:
+            return False, False
+        return torch_tf32(), str(options["use_tf32"]) in ("1", "True")
 
-        The evaluators and their copies of the weights end here.
-        """
-        first, drawn = self.evaluator(), feeds is None
-        if feeds is None:
-            feeds = self._draw(first, shapes, seed)
-        check_drawing(first)
-        whole = self.session()
-        with _running(drawn):
-            results = {"ORT": whole.run(feeds)}
-        del whole  # and its copy of the weights
-        second = self.evaluator(kernels=("ort", "torch", "reference"))
-        try:
-            true = self.evaluator(truth=True)
-        except UnsupportedError as error:  # of an operator without a kernel in float64
-            raise _without_truth(error) from error
-        with _running(drawn), self.inside():
-            try:
-                nodes = localize(first, second, feeds, truth=true).frame
-            except UnsupportedError as error:  # of these values, which only a run shows
-                raise (_without_truth(error) if "is no truth" in str(error) else error) from error
-            results["torch"], results["nodes"], truth = (
-                evaluator.run(None, feeds) for evaluator in (first, second, true)
-            )
-        frame = nodes[list(SOURCES.values())].set_axis(list(SOURCES), axis=1)
-        return feeds, frame, truth, results, first.settings.device
+    def _odd(self, reached: bool) -> list[str]:
+        """Inputs with NaN, or an infinity where some *reached* an output: masks of −inf do not."""
+        floats = {name: value for name, value in self.fed.items() if is_floating(value)}
+        return [
+            name
+            for name, value in floats.items()
+            if value.isnan().any() or (reached and value.isinf().any())
+        ]
 
-    def _draw(
-        self, evaluator: TorchOnnxEvaluator, shapes: Mapping[str, tuple[int, ...]], seed: int
-    ) -> dict[str, Any]:
-        inputs = {i.name: i for i in self.proto.graph.input}
-        return draw(inputs, shapes, limits(evaluator, shapes), seed)
-
-    def _level(self, feeds: Mapping[str, Any], nodes: list[Any]) -> str:
-        """The first level of graph optimisation whose session differs from its nodes."""
-        for level in ("none", "basic", "extended", "layout"):
-            if max_diff(nodes, self.session(level).run(feeds))["abs"] != 0:
-                return level
-        return "all"
-
-    def _quantization(
-        self, feeds: Mapping[str, Any], truth: list[Any], module: Any, results: list[Any] | None
-    ) -> Quantization | None:
-        if not is_quantized(self.proto):
-            return None
-        proto = onnx.load(self.model) if self.model is not self.proto else self.proto
-        return quantization_cost(proto, feeds, truth, module, results)
+    def _is_optimised(self) -> bool:
+        """Whether graph optimisation makes the difference of the session from its nodes."""
+        plain = session(self.source, self.providers, optimization="none").run(self.fed)
+        return max_diff(self.results["nodes"], plain)["abs"] == 0
 
     def _tolerances(
-        self,
-        given: Mapping[str, Any] | None,
-        fed: Mapping[str, Any],
-        shapes: Mapping[str, tuple[int, ...]],
-        seed: int,
-        module: Any,
-        calibration: Any,
-        results: Mapping[str, list[Any]],
-        device: torch.device,
+        self, calibration: int | Sequence[Mapping[str, Any]] | None, with_module: bool
     ) -> dict[str, CalibratedTolerance]:
         """Of each output, from how the runtimes and the module differ on more feeds."""
-        names = [o.name for o in self.proto.graph.output]
-        if calibration == 0:
-            told = CalibratedTolerance(reason="none was calibrated: calibration=0")
-            return dict.fromkeys(names, told)
-        evaluator, whole = self.evaluator(), self.session()
         if calibration is None:
-            work = sum(map(_work, evaluator.steps(fed)))
-            calibration = _OF_SMALL if work <= _SMALL else _OF_LARGE
-        inputs = [i.name for i in self.proto.graph.input]
-
-        def run(feeds: Mapping[str, Any]) -> list[list[tuple[Any, Any]]]:
-            with self.inside():
-                sides = [evaluator.run(None, feeds)]
-                if module is not None:
-                    sides.append(call_module(module, inputs, feeds, device, names))
-            return _paired(sides, whole.run(feeds))
-
-        sides = [results["torch"], *([results["module"]] if module is not None else [])]
-        first = _paired(sides, results["ORT"])
+            calibration = _OF_SMALL if self.elements <= _SMALL else _OF_LARGE
+        reason = ""
+        more: Iterable[Mapping[str, Any]]
         if not isinstance(calibration, int):
-            return calibrate(run, names, first, calibration, False)
-        if given is None:
-            seeds = (1_000_003 * (k + 1) + seed for k in range(calibration))
-            more = (self._draw(evaluator, shapes, s % 2**63) for s in seeds)
-            return calibrate(run, names, first, more, False)
-        tables = set(limits(evaluator, shapes))
-        if not varied(fed, tables):
-            told = CalibratedTolerance(
-                reason="the feeds have no values to draw others from: give calibration=[feeds, …]"
-            )
-            return dict.fromkeys(names, told)
-        return calibrate(run, names, first, alike(fed, tables, calibration, seed), True)
+            more = calibration
+        elif calibration == 0:
+            reason = "none was calibrated: calibration=0"
+        elif self.is_drawn:
+            more = (self._draw(seed) for seed in range(1, calibration + 1))
+        elif varied(self.fed, self.tables):
+            more = alike(self.fed, self.tables, calibration)
+        else:
+            reason = "the feeds have no values to draw others from: give calibration=[feeds, …]"
+        if reason:
+            return dict.fromkeys(self.names, CalibratedTolerance(reason=reason))
+        collected = [Calibration() for _ in self.names]
+        for done, fed in enumerate(itertools.chain([self.fed], more)):
+            try:
+                pairs = self._pairs(fed, with_module)
+            except RoundoffError as error:
+                if not isinstance(calibration, int):
+                    raise
+                reason = f"the model fails on feed {done} of the calibration: {error.message}"
+                return dict.fromkeys(self.names, CalibratedTolerance(reason=reason))
+            for one, its_pairs in zip(collected, pairs, strict=True):
+                one.add(its_pairs)
+        # Any of the floating outputs may fail a feed.
+        floating = sum(one.info is not None for one in collected)
+        share = FALSE_ALARMS / max(floating, 1)
+        tolerances = [one.tolerance(share) for one in collected]
+        if isinstance(calibration, int) and not self.is_drawn:
+            tolerances = [
+                _held_against(one, tolerance)
+                for one, tolerance in zip(collected, tolerances, strict=True)
+            ]
+        return dict(zip(self.names, tolerances, strict=True))
+
+    def _pairs(self, fed: Mapping[str, Any], with_module: bool) -> list[list[tuple[Any, Any]]]:
+        """For each output the pairs (torch, ORT) and (module, ORT)."""
+        sides = [self.torch.run(None, fed)]
+        if with_module:
+            sides.append(call_module(self.module, self._in_order(fed), self.names))
+        return [[(side[k], b) for side in sides] for k, b in enumerate(self.ort.run(fed))]
 
 
-def _paired(sides: Sequence[list[Any]], expected: list[Any]) -> list[list[tuple[Any, Any]]]:
-    """For each output the pairs (torch, ORT) and (module, ORT)."""
-    return [[(side[k], other) for side in sides] for k, other in enumerate(expected)]
+def _elements(proto: onnx.ModelProto, feeds: Mapping[str, Any]) -> int:
+    """Weights and inputs; refused where the float64 of them does not fit in the host's memory."""
+    shapes = [tensor.dims for tensor in proto.graph.initializer]
+    shapes += [getattr(value, "shape", ()) for value in feeds.values()]
+    elements, free = sum(map(math.prod, shapes)), free_memory()
+    if 8 * elements > free:
+        raise ModelSizeError(
+            "the comparison of this model would not fit in memory",
+            got=f"over {8 * elements / 2**30:.3g} GiB",
+            expected=f"at most {free / 2**30:.3g} GiB",
+            hint="a part of the model: onnx.utils.extract_model",
+        )
+    return elements
 
 
-def _odd(feeds: Mapping[str, Any], reached: bool) -> list[str]:
-    """Inputs that hold NaN, or an infinity where some *reached* an output: masks of −inf do not."""
-    return [
-        name
-        for name, value in feeds.items()
-        if isinstance(value, torch.Tensor)
-        and value.is_floating_point()
-        and (value.isnan().any() or (reached and value.isinf().any()))
-    ]
+def _check_deterministic(evaluator: TorchOnnxEvaluator) -> None:
+    """Refuse a model that draws, in its functions and in the bodies of its nodes, too."""
+    told = [f"{node.label!r} ({node.operator})" for node in evaluator.walk() if _draws(node)]
+    if told:
+        raise UnsupportedError(
+            "the model draws random numbers: what follows differs in every run, whichever runtime",
+            got=", ".join(told[:4]),
+            expected="a model that gives the same twice",
+            hint="export after module.eval() (Dropout without training), or make what is drawn an "
+            "input of the model and feed both runtimes the same",
+        )
 
 
-def _is_elsewhere(rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the module's error is far above that of the model, which torch runs, too.
+def _draws(node: Node) -> bool:
+    if node.operator == "Dropout":  # in training alone
+        return node.has_input(2) and bool(node.constants.get(2, True))
+    return node.operator in _RANDOM
 
-    ONNX Runtime's error says nothing here: TF32 makes it large by itself.
-    """
-    if any(row.get("module off", 0.0) > _OFF and "float64" in row["type"] for row in rows):
-        return True  # no truth is more precise than float64, but this is no rounding of it
-    known = [row for row in rows if not math.isnan(row.get("error module", math.nan))]
-    if not known:
-        return False
-    most = max((e for row in known if not math.isnan(e := row["error torch"])), default=0.0)
-    return bool(max(row["error module"] for row in known) > _ELSEWHERE * max(most, 1.0))
+
+def _held_against(calibration: Calibration, tolerance: CalibratedTolerance) -> CalibratedTolerance:
+    """None where the feeds of the comparison are not of the kind that was drawn from them."""
+    own, *others = calibration.scores or [0.0]
+    ratios = [size / calibration.rms for size in calibration.sizes[1:] if calibration.rms]
+    reason = ""
+    if ratios and not 1 / _OTHER_SIZE <= sorted(ratios)[len(ratios) // 2] <= _OTHER_SIZE:
+        reason = "outputs have another size on feeds drawn from the values given"
+    elif own > 2 * (1 + max(others, default=0.0)):
+        reason = "the feeds given differ more than those drawn from their values"
+    if not reason or not tolerance.found:
+        return tolerance
+    reason += (
+        "; their values relate to each other in a way that drawing loses: give feeds of yours, "
+        "calibration=[feeds, …]"
+    )
+    return CalibratedTolerance(feeds=tolerance.feeds, differ=tolerance.differ, reason=reason)
 
 
 def _output_row(name: str, truth: Any, results: Mapping[str, Any]) -> dict[str, Any]:
-    row: dict[str, Any] = {"output": name, "type": type_name(results["torch"])}
-    row["abs"] = _distance(results["torch"], results["ORT"])
-    row["session abs"] = _distance(results["nodes"], results["ORT"])
-    for side in ("torch", "ORT", "module"):
-        if side in results:
-            value = results[side]
-            if side == "module":
-                # A module that computes in a wider type than the model is measured in the model's.
-                value = in_type_of(results["torch"], value)
-            row[f"error {side}"], row[f"rms {side}"] = scaled(truth, value)
-    if "module" in results:
-        row["module off"] = over_rms(truth, results["module"])[0]
+    ours, theirs = results["torch"], results["ORT"]
+    row: dict[str, Any] = {
+        "output": name,
+        "type": type_name(ours),
+        "abs": float(max_diff(ours, theirs)["abs"]),
+        "session abs": float(max_diff(results["nodes"], theirs)["abs"]),
+        "elements": sum(t.numel() for t in tree_leaves(ours) if isinstance(t, torch.Tensor)),
+        "non-finite torch": non_finite(ours),
+        "non-finite ORT": non_finite(theirs),
+        "non-finite truth": non_finite(truth),
+        "elsewhere": False,
+    }
+    for side, result in (("torch", ours), ("ORT", theirs)):
+        row[f"error {side}"], row[f"rms {side}"] = scaled(truth, result)
     row["nearer"] = _nearer(row, truth, results)
     if "module" in results:
-        row["module abs"] = _distance(results["torch"], results["module"])
-    sides = {"truth": truth, "torch": results["torch"], "ORT": results["ORT"]}
-    row |= {f"non-finite {side}": non_finite(value) for side, value in sides.items()}
-    row["elements"] = _elements(results["torch"])
+        module = results["module"]
+        # A module that computes in a wider type than the model is measured in the model's.
+        eps = {k: torch.finfo(v.dtype).eps for k, v in results.items() if is_floating(v)}
+        coarse = max(("torch", "module"), key=lambda side: eps.get(side, 0.0))
+        unit = results[coarse].dtype if eps else None
+        row["error module"], row["rms module"] = scaled(truth, module, unit)
+        row["module abs"] = float(max_diff(ours, module)["abs"])
+        # In float64 no truth is more precise, but what is far off in float32 is no rounding.
+        unit = torch.float32 if unit == torch.float64 else unit
+        most = row["error torch"] if row["error torch"] > 1 else 1.0
+        row["elsewhere"] = scaled(truth, module, unit)[0] > _ELSEWHERE * most
     return row
 
 
-def _elements(value: Any) -> int:
-    return sum(t.numel() for t in tree_leaves(value) if isinstance(t, torch.Tensor))
-
-
-def _distance(one: Any, other: Any) -> float:
-    return float(max_diff(one, other)["abs"])
-
-
 def _nearer(row: Mapping[str, Any], truth: Any, results: Mapping[str, Any]) -> str:
-    if _is_undefined(row):
-        return "neither"
-    errors = [float(row[f"rms {side}"]) for side in ("torch", "ORT")]
-    if min(errors) == math.inf:  # both overflow
-        return "neither"
-    if row["abs"] == 0 or "float64" in row["type"]:  # the truth is no more precise
+    errors = [row[f"rms {side}"] for side in ("torch", "ORT")]
+    kind = row["type"].partition("[")[0]
+    is_narrow = kind in ("float32", "float16", "bfloat16")
+    if min(errors) == math.inf or (is_narrow and row["elements"] and all(map(math.isnan, errors))):
+        return "neither"  # both overflow, or nothing is finite
+    if row["abs"] == 0 or kind == "float64":  # the truth is no more precise
         return "equal"
-    if all(math.isnan(e) for e in errors):  # not floating: the sum of absolute errors
-        errors = [float(max_diff(truth, results[side])["sum"]) for side in ("torch", "ORT")]
+    if all(map(math.isnan, errors)):  # not floating: the sum of absolute errors
+        errors = [max_diff(truth, results[side])["sum"] for side in ("torch", "ORT")]
     errors = [math.inf if math.isnan(e) else e for e in errors]
     if max(errors) <= _EQUAL * min(errors):
         return "equal"
     return "torch" if errors[0] < errors[1] else "ORT"
-
-
-def _is_undefined(row: Mapping[str, Any]) -> bool:
-    """Whether a floating output is NaN or infinite in float64, or in both runtimes, altogether."""
-    everywhere = [math.isnan(row[f"rms {side}"]) for side in ("torch", "ORT")]
-    floating = row["type"].partition("[")[0] in ("float32", "float16", "bfloat16")
-    return floating and all(everywhere) and not row["type"].endswith("[0]")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,10 +18,9 @@ import onnx
 import torch
 from onnx import helper, numpy_helper
 
-from roundoff.dtypes import DType, dtype_info, onnx_dtype_to_np_dtype
+from roundoff.dtypes import dtype_info
 from roundoff.evaluator import TorchOnnxEvaluator
-
-from .module import over_rms
+from roundoff.localization import scaled
 
 if TYPE_CHECKING:
     import pandas
@@ -33,9 +32,15 @@ COLUMNS = ("node", "kind", "tensor", "cost", "output")
 #: A rounded weight is at most so many steps of its grid from the parameter that it was: half of one
 #: where it is rounded to nearest, one where a tool chooses the direction.
 _STEPS = 1.001
-_PARTS = ("QuantizeLinear", "DequantizeLinear")
-#: How the names of operators begin that compute with quantised numbers.
-_WHOLE = ("QLinear", "DynamicQuantize", "MatMulInteger", "ConvInteger")
+#: How the names of operators begin that quantise, or compute with quantised numbers.
+_QUANTIZED = (
+    "QuantizeLinear",
+    "DequantizeLinear",
+    "QLinear",
+    "DynamicQuantize",
+    "MatMulInteger",
+    "ConvInteger",
+)
 
 
 @dataclasses.dataclass
@@ -79,51 +84,32 @@ class Quantization:
                 "The model is quantised: what that costs is not known without the float module; "
                 "give it as module=."
             )
-        text = (
+        texts = [
             f"The model is quantised, which moves an output by {self.total:.2g} of its RMS in "
             f"float64 (against {self.against}): this is no rounding of a runtime."
-        )
-        text += self._rest()
-        if not len(self.frame):
-            return text + " Its nodes cannot be told apart: export it with QuantizeLinear pairs."
-        most = self.frame.iloc[0]
-        return text + (
-            f" The node that costs most is {most['node']} ({most['kind']} {most['tensor']}), alone "
-            f"{most['cost']:.2g}; see .quantization.frame."
-        )
-
-    def _rest(self) -> str:
-        """What the pairs do not explain."""
-        if math.isnan(self.residual):
-            return ""
-        if self.unmatched:
-            return (
-                f" Rounded weights that are no parameter of the module (folded, or of another "
-                f"model): {self.unmatched}. They stayed rounded: so the float graph is "
-                f"{self.residual:.2g} from the module."
+        ]
+        if self.residual > 0 and self.unmatched:
+            texts.append(
+                f"Rounded weights that are no parameter of the module: {self.unmatched}. They "
+                f"stayed rounded: so the float graph is {self.residual:.2g} from the module."
             )
-        if self.explains:
-            return ""
-        return (
-            f" The float graph itself is {self.residual:.2g} from the module, which quantisation "
-            "does not explain: look at the export."
-        )
+        elif self.residual > 0 and not self.explains:
+            texts.append(
+                f"The float graph itself is {self.residual:.2g} from the module, which "
+                "quantisation does not explain: look at the export."
+            )
+        if len(self.frame):
+            most = self.frame.iloc[0]
+            texts.append(
+                f"The node that costs most is {most['node']} ({most['kind']} {most['tensor']}), "
+                f"alone {most['cost']:.2g}; see .quantization.frame."
+            )
+        return " ".join(texts)
 
 
 def is_quantized(proto: onnx.ModelProto) -> bool:
     """Whether a node of the main graph quantises or computes with quantised numbers."""
-    return any(n.op_type in _PARTS or n.op_type.startswith(_WHOLE) for n in proto.graph.node)
-
-
-@dataclasses.dataclass
-class _Pair:
-    """A DequantizeLinear, and what stands in its place in the float graph."""
-
-    index: int  # of its node
-    name: str
-    kind: str
-    tensor: str
-    float_value: np.ndarray[Any, Any] | None = None
+    return any(node.op_type.startswith(_QUANTIZED) for node in proto.graph.node)
 
 
 def quantization_cost(
@@ -150,178 +136,120 @@ def quantization_cost(
     """
     import pandas
 
-    pairs = _pairs(proto)
-    unmatched = _find_weights(proto, pairs, module)
-    usable = [p for p in pairs if p.kind == "activation" or p.float_value is not None]
-    frame = pandas.DataFrame(columns=list(COLUMNS))
-    base: Sequence[Any] | None = None
-    against, residual = "the model without its pairs, whose weights stay rounded", math.nan
-    if usable:
-        ends = (True, False) if results is not None else (True,)
-        bases = [_run(_without(proto, usable, both), feeds) for both in ends]
-        distances = [0.0] if results is None else [_moved(results, b)[0] for b in bases]
-        best = int(np.argmin(distances))
-        base, residual = bases[best], distances[best] if results is not None else math.nan
-        rows = [_alone(proto, usable, p, feeds, base, ends[best]) for p in usable]
-        rows.sort(key=lambda row: -row["cost"])
-        frame = pandas.DataFrame(rows, columns=list(COLUMNS))
-    reference = base
-    if results is not None:
-        against, reference = "the module", list(results)
+    pairs = _pairs(proto, module)
+    floats = [pair for pair in pairs if pair.in_float is not None]
+    reference, against, residual, rows = results, "the module", math.nan, []
+    if floats:
+        base = _run(proto, floats, feeds)
+        if results is None:
+            reference, against = base, "the model without its pairs, whose weights stay rounded"
+        else:
+            residual = _moved(results, base)[0]
+        for pair in floats:
+            others = [other for other in floats if other is not pair]
+            cost, output = _moved(base, _run(proto, others, feeds))
+            name = proto.graph.output[output].name
+            rows.append((pair.name, pair.kind, pair.tensor, cost, name))
+    frame = pandas.DataFrame(rows, columns=list(COLUMNS)).sort_values("cost", ascending=False)
     total = math.nan if reference is None else _moved(reference, truth)[0]
+    unmatched = len(pairs) - len(floats)
     return Quantization(total, against, residual, unmatched, frame)
 
 
-def _pairs(proto: onnx.ModelProto) -> list[_Pair]:
-    graph = proto.graph
-    producers = {name: node for node in graph.node for name in node.output if name}
-    constants = _constants(proto)
+@dataclasses.dataclass
+class _Pair:
+    """A DequantizeLinear, and the node that stands in its place in the float graph, if any does."""
+
+    result: str
+    name: str
+    kind: str
+    tensor: str
+    in_float: onnx.NodeProto | None
+
+
+def _pairs(proto: onnx.ModelProto, module: Any) -> list[_Pair]:
+    makers = {name: node for node in proto.graph.node for name in node.output}
+    constants = {t.name: numpy_helper.to_array(t) for t in proto.graph.initializer}
+    for node in proto.graph.node:
+        if node.op_type == "Constant" and node.attribute[0].name == "value":
+            constants[node.output[0]] = numpy_helper.to_array(node.attribute[0].t)
+    parameters = []
+    if isinstance(module, torch.nn.Module):
+        arrays = [p.detach().double().cpu().numpy() for p in module.state_dict().values()]
+        parameters = arrays + [a.T for a in arrays if a.ndim == 2]
     pairs = []
-    for index, node in enumerate(graph.node):
+    for node in proto.graph.node:
         if node.op_type != "DequantizeLinear":
             continue
-        name = node.name or f"DequantizeLinear -> {node.output[0]}"
-        source = producers.get(node.input[0])
+        name, (result,) = node.name or f"DequantizeLinear -> {node.output[0]}", node.output
+        source = makers.get(node.input[0])
         if source is not None and source.op_type == "QuantizeLinear":
-            pairs.append(_Pair(index, name, "activation", source.input[0]))
-        elif node.input[0] in constants and all(n in constants for n in node.input if n):
-            pairs.append(_Pair(index, name, "weight", node.input[0]))
+            zero = constants.get(node.input[2]) if len(node.input) > 2 else None
+            # A grid that begins at zero does what a Relu before it did.
+            from_zero = zero is not None and zero.dtype.kind == "u" and not zero.any()
+            tensor = source.input[0]
+            in_float = helper.make_node("Relu" if from_zero else "Identity", [tensor], [result])
+            pairs.append(_Pair(result, name, "activation", tensor, in_float))
+        elif all(n in constants for n in node.input if n):
+            weight = _parameter(node, constants, parameters)
+            if weight is None:
+                in_float = None
+            else:
+                value = numpy_helper.from_array(weight)
+                in_float = helper.make_node("Constant", [], [result], value=value)
+            pairs.append(_Pair(result, name, "weight", node.input[0], in_float))
     return pairs
 
 
-def _find_weights(proto: onnx.ModelProto, pairs: Sequence[_Pair], module: Any) -> int:
-    """Give each rounded weight the parameter of the module that it was; how many have none."""
-    parameters = []
-    if isinstance(module, torch.nn.Module):
-        parameters = [p for _, p in (*module.named_parameters(), *module.named_buffers())]
-    arrays = [p.detach().double().cpu().numpy() for p in parameters if p.is_floating_point()]
-    arrays += [a.T for a in arrays if a.ndim == 2]
-    weights = [pair for pair in pairs if pair.kind == "weight"]
-    rounded, zeros, ones = (_dequantized(proto, weights, fill) for fill in (None, 0, 1))
-    for k, pair in enumerate(weights):
-        step = np.abs(ones[k] - zeros[k])
-        integers = numpy_helper.to_array(_constants(proto)[pair.tensor]).astype(np.int64)
-        info = dtype_info(_constants(proto)[pair.tensor].data_type)
-        # Where its grid ended the weight may have been any number.
-        ends = (integers == info.max) | (integers == _least(info))
-        near = [
-            array
-            for array in arrays
-            if array.shape == rounded[k].shape
-            and ((np.abs(array - rounded[k]) <= _STEPS * step) | ends).all()
-        ]
-        if near:
-            chosen = min(near, key=lambda array: float(np.mean((array - rounded[k]) ** 2)))
-            scale = _constants(proto).get(proto.graph.node[pair.index].input[1])
-            kind = scale.data_type if scale is not None else onnx.TensorProto.FLOAT
-            pair.float_value = chosen.astype(onnx_dtype_to_np_dtype(kind))
-    return sum(pair.float_value is None for pair in weights)
+def _parameter(
+    node: onnx.NodeProto, constants: Mapping[str, Any], parameters: Sequence[Any]
+) -> np.ndarray[Any, Any] | None:
+    """The parameter that a weight was before it was rounded."""
+    integers, scale = constants[node.input[0]], constants[node.input[1]]
+    zero = constants[node.input[2]] if len(node.input) > 2 else np.zeros_like(scale)
+    info = dtype_info(integers.dtype)
+    if scale.ndim > 1:  # blocks
+        return None
+    if scale.size > 1:
+        attributes = {a.name: a.i for a in node.attribute}
+        shape = [1] * integers.ndim
+        shape[attributes.get("axis", 1)] = scale.size
+        scale, zero = scale.reshape(shape), zero.reshape(shape)
+    step = scale.astype(np.float64)
+    rounded = (integers.astype(np.float64) - zero.astype(np.float64)) * step
+    # Where its grid ended the weight may have been any number.
+    least = -info.max - 1 if info.kind == "int" else 0.0 if info.kind == "uint" else -info.max
+    wide = integers.astype(np.float64)
+    ends = (wide == info.max) | (wide == least)
+    near = [
+        array
+        for array in parameters
+        if array.shape == rounded.shape
+        and ((np.abs(array - rounded) <= _STEPS * step) | ends).all()
+    ]
+    if not near:
+        return None
+    closest = min(near, key=lambda array: float(np.mean((array - rounded) ** 2)))
+    return np.ascontiguousarray(closest.astype(scale.dtype))
 
 
-def _least(info: DType) -> float:
-    """Smallest number of an integer type."""
-    return -info.max - 1 if info.kind == "int" else 0.0
-
-
-def _dequantized(
-    proto: onnx.ModelProto, weights: Sequence[_Pair], fill: int | None
-) -> list[np.ndarray[Any, Any]]:
-    """Rounded weights in float64, or what one integer in place of all of theirs stands for."""
-    nodes, stored = [proto.graph.node[pair.index] for pair in weights], _constants(proto)
-    needed = {name: stored[name] for node in nodes for name in node.input if name}
-    tensors = []
-    for name, tensor in needed.items():
-        value = numpy_helper.to_array(tensor)
-        if fill is not None and name in {pair.tensor for pair in weights}:
-            value = np.full_like(value, fill)
-        tensors.append(numpy_helper.from_array(value, name))
-    outputs = [helper.make_tensor_value_info(node.output[0], 1, None) for node in nodes]
-    model = onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import)
-    model.graph.CopyFrom(helper.make_graph(nodes, "weights", [], outputs, tensors))
-    return [value.cpu().numpy() for value in _run(model, {})]
-
-
-def _without(proto: onnx.ModelProto, pairs: Sequence[_Pair], both_ends: bool) -> onnx.ModelProto:
-    """The model with the float value in place of each pair's result."""
+def _run(
+    proto: onnx.ModelProto, in_float: Collection[_Pair], feeds: Mapping[str, Any]
+) -> list[Any]:
+    """Outputs in float64 of the model with the float value in place of each pair's result."""
+    instead = {pair.result: pair.in_float for pair in in_float}
     model = onnx.ModelProto()
     model.CopyFrom(proto)
-    instead = {p.index: _float_nodes(proto, p, both_ends) for p in pairs}
     model.graph.ClearField("node")
-    for index, node in enumerate(proto.graph.node):
-        model.graph.node.extend(instead.get(index, [node]))
     model.graph.ClearField("value_info")
-    return model
-
-
-def _float_nodes(proto: onnx.ModelProto, pair: _Pair, both_ends: bool) -> list[onnx.NodeProto]:
-    """Nodes that give what a pair rounds: a constant, or its input clipped to the grid."""
-    name = proto.graph.node[pair.index].output[0]
-    if pair.kind == "weight":
-        value = numpy_helper.from_array(np.ascontiguousarray(pair.float_value))
-        return [helper.make_node("Constant", [], [name], value=value)]
-    low, high = _grid(proto, pair)
-    if low is None:
-        return [helper.make_node("Identity", [pair.tensor], [name])]
-    if not both_ends:
-        low, high = low if low == 0 else np.full_like(low, -np.inf), np.full_like(high, np.inf)
-    nodes, source = [], pair.tensor
-    for op_type, end, result in (("Max", low, f"{name}|max"), ("Min", high, name)):
-        value = numpy_helper.from_array(np.asarray(end))
-        nodes.append(helper.make_node("Constant", [], [f"{result}|end"], value=value))
-        nodes.append(helper.make_node(op_type, [source, f"{result}|end"], [result]))
-        source = result
-    return nodes
-
-
-def _grid(proto: onnx.ModelProto, pair: _Pair) -> tuple[Any, Any]:
-    """Ends of the grid of an activation, where it has one scale that the model holds."""
-    node, stored = proto.graph.node[pair.index], _constants(proto)
-    if node.input[1] not in stored or len(node.input) < 3 or node.input[2] not in stored:
-        return None, None
-    scale, zero = (numpy_helper.to_array(stored[n]) for n in node.input[1:3])
-    info = dtype_info(stored[node.input[2]].data_type)
-    if scale.size != 1 or info.kind not in ("int", "uint"):
-        return None, None
-    middle, step = float(zero.reshape(-1)[0]), float(scale.reshape(-1)[0])
-    low, high = (np.array((end - middle) * step, scale.dtype) for end in (_least(info), info.max))
-    return low, high
-
-
-def _constants(proto: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
-    """Tensors that the model holds, by name."""
-    stored = {t.name: t for t in proto.graph.initializer}
     for node in proto.graph.node:
-        if node.op_type != "Constant":
-            continue
-        value = helper.get_attribute_value(node.attribute[0])
-        if isinstance(value, (int, float)):
-            kind = np.float32 if isinstance(value, float) else np.int64
-            value = numpy_helper.from_array(np.array(value, kind))
-        if isinstance(value, onnx.TensorProto):
-            stored[node.output[0]] = value
-    return stored
-
-
-def _run(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> list[Any]:
+        model.graph.node.append(instead.get(node.output[0]) or node)
     return TorchOnnxEvaluator(model, truth=True).run(None, feeds)
-
-
-def _alone(
-    proto: onnx.ModelProto,
-    pairs: Sequence[_Pair],
-    pair: _Pair,
-    feeds: Mapping[str, Any],
-    base: Sequence[Any],
-    both_ends: bool,
-) -> dict[str, Any]:
-    others = [p for p in pairs if p is not pair]
-    cost, output = _moved(base, _run(_without(proto, others, both_ends), feeds))
-    name = proto.graph.output[output].name
-    return dict(zip(COLUMNS, (pair.name, pair.kind, pair.tensor, cost, name), strict=True))
 
 
 def _moved(reference: Sequence[Any], got: Sequence[Any]) -> tuple[float, int]:
     """Largest RMS of a change over that of the floating output that it is of, and which one."""
-    changes = [over_rms(a, b)[1] for a, b in zip(reference, got, strict=False)]
-    known = [(c, k) for k, c in enumerate(changes) if not math.isnan(c)]
+    eps = dtype_info("float32").eps
+    changes = [eps * scaled(a, b, "float32")[1] for a, b in zip(reference, got, strict=True)]
+    known = [(change, k) for k, change in enumerate(changes) if not math.isnan(change)]
     return max(known, default=(math.nan, 0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import html
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from roundoff.compare import CalibratedTolerance
@@ -103,7 +103,7 @@ class RuntimeComparison:
     --------
     >>> from roundoff.runtimes import compare_runtimes
     >>> from roundoff.models import layer_norm_matmul
-    >>> comparison = compare_runtimes(layer_norm_matmul(), sizes={"c": 64})
+    >>> comparison = compare_runtimes(layer_norm_matmul())
     >>> comparison.frame["op"].tolist(), comparison.outputs["output"].tolist()
     (['LayerNormalization', 'MatMul', 'Add'], ['Z'])
     >>> comparison.first_nonfinite is None
@@ -130,8 +130,8 @@ class RuntimeComparison:
     @property
     def largest(self) -> Mapping[str, Any] | None:
         """The node with the largest error of its own, or None where none is floating."""
-        rows = [row for row in self.frame.to_dict("records") if not math.isnan(_own(row))]
-        return max(rows, key=_own, default=None)
+        own = self.frame[["own error torch", "own error ORT"]].max(axis=1)
+        return None if own.isna().all() else self.frame.loc[own.idxmax()].to_dict()
 
     @property
     def nearer(self) -> str:
@@ -149,45 +149,34 @@ class RuntimeComparison:
     def _row(self, holds: Callable[[dict[str, Any]], bool]) -> Mapping[str, Any] | None:
         return next((row for row in self.frame.to_dict("records") if holds(row)), None)
 
-    def _has_odd(self) -> bool:
-        sides = [f"non-finite {side}" for side in ("torch", "ORT")]
-        return bool(self.outputs[sides].to_numpy().any())
-
     def _lines(self) -> list[tuple[str, str]]:
         """The answer, as (question, answer)."""
         first, odd, most = self.first, self.first_nonfinite, self.largest
-        worst = self.outputs[["rms torch", "rms ORT"]].max() if len(self.outputs) else None
-        lines = [
-            (
-                "first differs at node",
-                f"{name_of(first)}: {first['isolated abs']:.3g} on the same inputs"
-                if first
-                else "none: every pair of kernels gives equal bits on the same inputs"
-                + (", NaN and infinities included" if self._has_odd() else ""),
-            )
-        ]
-        rms = (
-            f" (RMS error {worst['rms torch']:.3g} torch, {worst['rms ORT']:.3g} ORT)"
-            if worst is not None and not worst.isna().any()
-            else ""
-        )
-        lines.append(("nearer the truth", self.nearer + rms))
+        text = "none: every pair of kernels gives equal bits on the same inputs"
+        if first:
+            text = f"{name_of(first)}: {first['isolated abs']:.3g} on the same inputs"
+        elif self.outputs[["non-finite torch", "non-finite ORT"]].to_numpy().any():
+            text += ", NaN and infinities included"
+        lines = [("first differs at node", text)]
+        text = self.nearer
+        worst = self.outputs[["rms torch", "rms ORT"]].max()
+        if not worst.isna().any():
+            text += f" (RMS error {worst['rms torch']:.3g} torch, {worst['rms ORT']:.3g} ORT)"
+        lines.append(("nearer the truth", text))
         if most is not None:
             errors = f"{most['own error torch']:.3g} torch, {most['own error ORT']:.3g} ORT"
             lines.append(("largest error of its own", f"{name_of(most)}: {errors}"))
         if odd is not None:
             lines.append(("first NaN or infinity", f"{name_of(odd)}, in {overflows(odd)}"))
-        return lines
+        return lines + [("advice", text) for text in self.advice]
 
     def __repr__(self) -> str:
         lines = [f"{what}: {answer}" for what, answer in self._lines()]
-        lines += [f"advice: {text}" for text in self.advice]
         for row in self.outputs.head(4).to_dict("records"):
             errors = {s: row.get(f"error {s}", math.nan) for s in ("torch", "ORT", "module")}
             known = ", ".join(f"{e:.3g} {s}" for s, e in errors.items() if not math.isnan(e))
             text = f"output {row['output']}, {row['type']}: torch − ORT {row['abs']:.3g}"
-            text += f"; error {known}" if known else ""
-            lines.append(text)
+            lines.append(f"{text}; error {known}" if known else text)
         if len(self.outputs) > 4:
             lines.append(f"{len(self.outputs) - 4} more outputs: see .outputs")
         differ = int((self.frame["isolated abs"] != 0).sum())
@@ -196,24 +185,17 @@ class RuntimeComparison:
         return "\n".join([*lines, self.where])
 
     def _repr_html_(self) -> str:
-        def cells(values: Sequence[Any], tag: str) -> str:
-            texts = (f"{v:.3g}" if isinstance(v, float) else str(v) for v in values)
-            return "".join(f"<{tag}>{html.escape(t)}</{tag}>" for t in texts)
-
         answers = "".join(
             f"<li><strong>{html.escape(what)}</strong>: {html.escape(answer)}</li>"
             for what, answer in self._lines()
         )
-        shown = [c for c in _SHOWN if c in self.outputs]
-        rows = "".join(f"<tr>{cells(r, 'td')}</tr>" for r in self.outputs[shown].values.tolist())
-        advice = "".join(
-            f"<li><strong>advice</strong>: {html.escape(text)}</li>" for text in self.advice
-        )
+        shown = [column for column in _SHOWN if column in self.outputs]
+        table = self.outputs[shown].to_html(index=False, border=0, float_format="{:.3g}".format)
+        # Where it is too wide it scrolls, and by keyboard, too.
+        table = table.replace("<table ", '<table tabindex="0" ', 1)
         return (
             f"<p>{html.escape(self.where)}; errors in units of {_UNIT}.</p>"
-            f"<ul>{answers}{advice}</ul>"
-            '<table tabindex="0">'  # where it is too wide it scrolls, and by keyboard, too
-            f"<thead><tr>{cells(shown, 'th')}</tr></thead><tbody>{rows}</tbody></table>"
+            f"<ul>{answers}</ul>{table}"
         )
 
 
@@ -224,12 +206,6 @@ _SHOWN = ("output", "abs", "rms torch", "rms ORT", "module abs", "nearer", "rtol
 def name_of(row: Mapping[str, Any]) -> str:
     """A node in words: name, operator and results."""
     return f"{row['node']} ({row['op']} -> {row['output']})"
-
-
-def _own(row: Mapping[str, Any]) -> float:
-    """The larger error of a node's two kernels; NaN where neither has one."""
-    known = [e for s in ("torch", "ORT") if not math.isnan(e := row[f"own error {s}"])]
-    return max(known, default=math.nan)
 
 
 def overflows(row: Mapping[str, Any]) -> str:

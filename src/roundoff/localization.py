@@ -144,7 +144,7 @@ def _check_wide(step: Step) -> None:
         narrow = isinstance(value, torch.Tensor) and value.dtype != torch.float64
         if narrow and value.is_floating_point():
             raise ArgumentError(
-                f"node {step.node.label!r} of the truth",
+                f"node {step.node.name!r} of the truth",
                 got=str(value.dtype),
                 expected="float64",
                 hint="leave its custom kernel out of the truth",
@@ -189,7 +189,7 @@ def _row(
     isolated = second.run_node(one.node.index, one.inputs)
     row: dict[str, Any] = dict.fromkeys(COLUMNS, math.nan)
     row |= {
-        "node": one.node.label,
+        "node": one.node.name,
         "op": one.node.operator,
         "outputs": ", ".join(n for n in one.node.outputs if n),
         "kernel first": one.kernel,

@@ -27,7 +27,7 @@ from .program import (
     split_precomputed,
     without_counts,
 )
-from .upcast import with_kernels
+from .upcast import in_float32
 from .weights import Unwritten
 
 __all__ = ["CompileSettings", "Exported", "Variant", "chosen_providers", "reset"]
@@ -178,9 +178,7 @@ class Variant:
         fused = self._fuse(settings)
         self.seconds["fuse"] = time.perf_counter() - start
         start = time.perf_counter()
-        with_kernels(
-            fused, exported.device.type == "cpu", lambda model: self._load(model, settings)
-        )
+        self._load(in_float32(fused) if exported.device.type == "cpu" else fused, settings)
         self.seconds["sessions"] = time.perf_counter() - start
         place = {n: i for i, n in enumerate(exported.names)}
         self._packed: dict[str, torch.Tensor] = {}

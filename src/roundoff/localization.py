@@ -175,7 +175,7 @@ def _row(
 ) -> dict[str, Any]:
     isolated = second.run_node(one.node.index, one.inputs)
     row = {
-        "node": one.node.label,
+        "node": one.node.name,
         "op": one.node.operator,
         "outputs": ", ".join(n for n in one.node.outputs if n),
         "kernel first": one.kernel,
@@ -192,7 +192,7 @@ def _row(
     for value in true.outputs:  # a kernel of the caller's gives float64, too
         if is_floating(value) and value.dtype != torch.float64:
             raise ArgumentError(
-                f"node {true.node.label!r} of the truth",
+                f"node {true.node.name!r} of the truth",
                 got=str(value.dtype),
                 expected="float64",
                 hint="leave its custom kernel out of the truth",

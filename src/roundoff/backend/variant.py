@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import functools
 import math
@@ -28,7 +27,7 @@ from .program import (
     split_precomputed,
     without_counts,
 )
-from .upcast import with_kernels
+from .upcast import in_float32
 from .weights import Unwritten
 
 __all__ = ["CompileSettings", "Exported", "Variant", "chosen_providers", "reset"]
@@ -179,9 +178,7 @@ class Variant:
         fused = self._fuse(settings)
         self.seconds["fuse"] = time.perf_counter() - start
         start = time.perf_counter()
-        with_kernels(
-            fused, exported.device.type == "cpu", lambda model: self._load(model, settings)
-        )
+        self._load(in_float32(fused) if exported.device.type == "cpu" else fused, settings)
         self.seconds["sessions"] = time.perf_counter() - start
         place = {n: i for i, n in enumerate(exported.names)}
         self._packed: dict[str, torch.Tensor] = {}
@@ -220,12 +217,6 @@ class Variant:
         for name, i in written:
             if name in self._counted:
                 self._raised.setdefault(self._counted[name], []).append(i)
-        # On a CPU torch takes ten times as long for each of them as ctypes, and NumPy's view of a
-        # tensor forbids its owner to resize it. None where memory may have moved.
-        self._integers = exported.device.type == "cpu" and all(
-            i in self._steady for places in self._raised.values() for i in places
-        )
-        self._lengths: list[tuple[Any, int]] | None = None
         self._lock = threading.Lock()
         self._cuda_graph: CudaGraphProgram | None = None
         if settings.cuda_graph and has_cuda_graphs(exported.device):
@@ -307,7 +298,6 @@ class Variant:
             self._read_at = None
         self._epoch = _epoch
         self._lay = self._addresses(args)
-        self._lengths = None
         on_gpu = self.exported.device.type == "cuda"
         self._far = on_gpu and any(args[i].device.type == "cpu" for i in self._steady)
         self._strided = any(not args[i].is_contiguous() for i in self._steady)
@@ -323,19 +313,8 @@ class Variant:
 
     def _raise(self, args: Sequence[Any]) -> None:
         """Count in the tensors that the graph counts in."""
-        if self._lengths is not None:
-            for length, more in self._lengths:
-                length.value += more
-            return
         for more, places in self._raised.items():
             torch._foreach_add_([args[i] for i in places], more)
-        if self._integers:
-            number = ctypes.c_int64.from_address
-            self._lengths = [
-                (number(args[i].data_ptr()), more)
-                for more, places in self._raised.items()
-                for i in places
-            ]
 
     def _changed(self, args: Sequence[Any], settled: bool) -> bool:
         """Whether a weight is not what was packed."""

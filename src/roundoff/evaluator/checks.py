@@ -40,91 +40,6 @@ def schema_of(domain: str, op_type: str, opset: int) -> Any:
     return schema
 
 
-#: Attributes that may hold any 64-bit integer; all others are stored as 32-bit ones by someone.
-_WIDE_ATTRIBUTES = {"start", "end", "starts", "ends", "seed"}
-#: Attributes that are 0 or 1: of another number one runtime makes true, the next one false.
-_FLAGS = {
-    "align_corners", "allowzero", "antialias", "ceil_mode", "count_include_pad",
-    "detect_negative", "detect_positive", "exclude_outside", "exclusive", "fmod", "inverse",
-    "is_causal", "keepdims", "largest", "new_axis", "noop_with_empty_axes", "onesided",
-    "periodic", "reverse", "saturate", "select_last_index", "sorted",
-    "storage_order", "training_mode", "transA", "transB", "upper",
-}  # fmt: skip
-
-
-_PADDING = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
-_REDUCTIONS = ("none", "add", "mul", "max", "min")
-#: Attributes with a closed list of values, which runtimes do not all check.
-_CHOICES: dict[tuple[str, str], tuple[Any, ...]] = {
-    ("Attention", "qk_matmul_output_mode"): (0, 1, 2, 3),
-    ("BitShift", "direction"): ("LEFT", "RIGHT"),
-    ("DepthToSpace", "mode"): ("DCR", "CRD"),
-    ("GatherND", "batch_dims"): tuple(range(8)),  # a negative one is an address to some
-    ("Gelu", "approximate"): ("none", "tanh"),
-    ("Pad", "mode"): ("constant", "reflect", "edge", "wrap"),
-    ("ScatterElements", "reduction"): _REDUCTIONS,
-    ("ScatterND", "reduction"): _REDUCTIONS,
-    ("SpaceToDepth", "mode"): ("DCR", "CRD"),
-    **{
-        (op_type, "auto_pad"): _PADDING
-        for op_type in (
-            "Conv",
-            "ConvTranspose",
-            "ConvInteger",
-            "QLinearConv",
-            "AveragePool",
-            "MaxPool",
-            "LpPool",
-            "DeformConv",
-        )
-    },
-    **{
-        (op_type, "reduction"): ("none", "mean", "sum")
-        for op_type in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")
-    },
-}
-
-
-def check_attributes(node: Node) -> None:
-    """Refuse attributes that runtimes read differently, or that compiled code dies of.
-
-    Raises
-    ------
-    ModelError, UnsupportedError
-    """
-    if node.domain != "":
-        return
-    for name, value in node.attributes.items():
-        where = f"node {node.label!r} ({node.operator}): attribute {name!r}"
-        choices = (0, 1) if name in _FLAGS else _CHOICES.get((node.op_type, name))
-        if (node.op_type, name) == ("Split", "num_outputs"):
-            # ONNX's inference would make a type for each, a number the model chooses.
-            choices = (len(node.outputs),)
-        if choices is not None and value not in choices:
-            raise ModelError(where, got=value, expected=" or ".join(map(repr, choices)))
-        for item in value if isinstance(value, list) else [value]:
-            # ONNX's compiled inference would cut it.
-            wide = isinstance(item, int) and not -(2**31) <= item < 2**31
-            if wide and name not in _WIDE_ATTRIBUTES:
-                raise ModelError(f"{where} is out of range", got=item, expected="a 32-bit integer")
-
-
-def check_given(node: Node, schema: Any) -> None:
-    """Refuse a node that leaves out an input its operator needs: compiled kernels read it.
-
-    Raises
-    ------
-    ModelError
-    """
-    for position, name in enumerate(node.inputs):
-        formal = schema.inputs[min(position, len(schema.inputs) - 1)] if schema.inputs else None
-        if not name and formal is not None and formal.option.name != "Optional":
-            raise ModelError(
-                f"node {node.label!r} ({node.operator}): input {formal.name!r} is not given",
-                expected="a result, or fewer inputs",
-            )
-
-
 def infer(
     node: Node,
     types: Mapping[str, TypeProto],
@@ -142,7 +57,8 @@ def infer(
     schema = schema_of(node.domain, node.op_type, node.opset)
     proto: NodeProto = node.proto
     untyped = (node.domain, node.op_type) in _UNTYPED_BODIES
-    if schema is None or untyped or any(n and n not in types for n in proto.input):
+    known = all(n in types for n in node.inputs if n)
+    if schema is None or untyped or node.subgraphs or not known:
         return {}
     try:
         return shape_inference.infer_node_outputs(
@@ -155,28 +71,16 @@ def infer(
     except onnx.checker.ValidationError as error:
         text = _clean(error)
         kind = DtypeError if "type" in text else ModelError
-        raise kind(f"node {node.label!r} ({node.operator}): {text}") from error
+        raise kind(f"node {node.name!r} ({node.operator}): {text}") from error
     except shape_inference.InferenceError as error:
-        raise ShapeError(f"node {node.label!r} ({node.operator}): {_clean(error)}") from error
+        raise ShapeError(f"node {node.name!r} ({node.operator}): {_clean(error)}") from error
     except (RuntimeError, ValueError, TypeError, IndexError, MemoryError) as error:
-        raise ModelError(f"node {node.label!r} ({node.operator}): {_clean(error)}") from error
+        raise ModelError(f"node {node.name!r} ({node.operator}): {_clean(error)}") from error
 
 
 def _clean(error: Exception) -> str:
     text = " ".join(str(error).split())
     return text.replace("[ShapeInferenceError] ", "").replace("[TypeInferenceError] ", "")[:300]
-
-
-def infer_from_values(node: Node, inputs: tuple[Any, ...]) -> dict[str, TypeProto]:
-    """:func:`infer` for the inputs of a run: shapes are known, and small integers too."""
-    types, data = {}, {}
-    for name, value in zip(node.proto.input, inputs, strict=False):
-        if not name:
-            continue
-        if value is None or isinstance(value, dict):
-            return {}
-        types[name], data[name] = type_proto(value), small_integer(value, name)
-    return infer(node, types, data)
 
 
 def small_integer(value: Any, name: str) -> TensorProto | None:
@@ -190,7 +94,7 @@ def small_integer(value: Any, name: str) -> TensorProto | None:
 def guarded(node: Node, function: Callable[..., Any]) -> Callable[..., Any]:
     """*function* preceded by a check of the element types, once for each combination."""
     seen: set[Any] = set()
-    names = node.proto.input
+    names = node.inputs
 
     def call(*inputs: Any) -> Any:
         key = signature(inputs)
@@ -226,28 +130,18 @@ def check_declared(name: str, declared: TypeProto, inferred: TypeProto) -> None:
 
 
 def check_feed(name: str, value: Any, declared: TypeProto, truth: bool) -> None:
-    """An input has the declared element type, rank and fixed dimensions.
+    """An input that is a tensor has the declared element type, rank and fixed dimensions.
 
     Raises
     ------
     DtypeError, ShapeError
         It does not.
     """
-    kind = declared.WhichOneof("value")
-    if kind == "tensor_type":
-        if not elem_type(value):
-            raise DtypeError(f"input {name!r}", got=type_name(value), expected="a tensor")
-        _check_tensor(name, value, declared.tensor_type, truth)
-    elif kind == "sequence_type" and not isinstance(value, list):
-        raise DtypeError(f"input {name!r}", got=type_name(value), expected="a list")
-    elif kind == "sequence_type":
-        for position, item in enumerate(value):
-            check_feed(f"{name}[{position}]", item, declared.sequence_type.elem_type, truth)
-    elif kind == "optional_type" and value is not None:
-        check_feed(name, value, declared.optional_type.elem_type, truth)
-
-
-def _check_tensor(name: str, value: Any, wanted: TypeProto.Tensor, truth: bool) -> None:
+    if not declared.HasField("tensor_type"):
+        return
+    if not elem_type(value):
+        raise DtypeError(f"input {name!r}", got=type_name(value), expected="a tensor")
+    wanted = declared.tensor_type
     got, expected = elem_type(value), wanted.elem_type
     if expected and got != expected:
         info = DTYPES.get(expected)

@@ -17,13 +17,12 @@ from roundoff.errors import (
     ArgumentError,
     ModelError,
     RoundoffError,
-    ShapeError,
-    UnsupportedError,
 )
+from roundoff.graph.protos import bodies
 
-from .checks import check_given, infer_from_values, schema_of
-from .nodes import Node, check_node
-from .values import signature, to_numpy, to_value, type_proto
+from .checks import schema_of
+from .nodes import Node
+from .values import elem_type, signature, to_numpy, to_value, type_proto
 from .verified import refusal, refusal_of_values
 
 # Old enough for every ONNX Runtime that runs these opsets.
@@ -39,7 +38,7 @@ class NotHandledError(Exception):
     Examples
     --------
     >>> from roundoff.evaluator import Node, ReferenceKernel
-    >>> node = Node(0, (), "twice", "nowhere", "Twice", 1, 1, ("X",), ("Z",))
+    >>> node = Node(0, "twice", "nowhere", "Twice", 1, 1, ("X",), ("Z",))
     >>> try:
     ...     ReferenceKernel().bind(node)
     ... except NotHandledError as error:
@@ -99,22 +98,14 @@ class OrtKernel:
         NotHandledError
             ONNX Runtime has no such operator.
         """
-        check_node(node)
         known = _ort_operators()
         if known is not None and (node.domain, node.op_type) not in known:
             raise NotHandledError(f"ONNX Runtime has no operator {node.operator}")
-        if known is not None and schema_of(node.domain, node.op_type, node.opset) is None:
-            check_given(node, known[node.domain, node.op_type])
         sessions: dict[Any, Any] = {}
-        checked: set[Any] = set()
 
         def call(*inputs: Any) -> Any:
-            shapes = signature(inputs, shape=True)
-            if shapes not in checked:
-                # A kernel of ONNX Runtime may crash on what ONNX does not allow.
-                infer_from_values(node, inputs)
-                checked.add(shapes)
-            refuse_hazards(node, inputs)
+            if node.operator in ("Div", "Mod"):
+                check_divisor(*map(to_numpy, inputs))
             types = signature(inputs)
             if types not in sessions:
                 sessions[types] = _session(node, inputs)
@@ -126,22 +117,21 @@ class OrtKernel:
 
 
 @functools.cache
-def _ort_operators() -> dict[tuple[str, str], Any] | None:
-    """Schemas of the operators that ONNX Runtime lists; None where it lists none.
+def _ort_operators() -> set[tuple[str, str]] | None:
+    """The operators that ONNX Runtime lists; None where it lists none.
 
     The one private interface of ONNX Runtime that the library uses, as no public one tells which
-    operators there are before a session is created, nor which inputs they require: some kernels
-    end the process where one is left out. Without it a session says what it lacks.
+    operators there are before a session is created. Without it a session says what it lacks.
     """
     try:
         import onnxruntime
     except ImportError:  # the other kernels do without
-        return {}
+        return set()
     try:  # ONNX Runtime's own documentation tools read it; it is not promised to stay
         schemas = onnxruntime.capi.onnxruntime_pybind11_state.get_all_operator_schema()
     except AttributeError:
         return None
-    return {(s.domain, s.name): s for s in sorted(schemas, key=lambda s: s.since_version)}
+    return {(schema.domain, schema.name) for schema in schemas}
 
 
 def _session(node: Node, inputs: tuple[Any, ...]) -> Any:
@@ -192,19 +182,13 @@ def single_node_model(
     outputs = [helper.make_value_info(n, TypeProto()) for n in proto.output if n]
     graph = helper.make_graph([proto], "node", feeds, outputs)
     known = schema_of(node.domain, node.op_type, node.opset) is not None
-    version = opset or (_version(node) if known else node.opset)
+    version = opset or (node.version if known and not node.subgraphs else node.opset)
     opsets = {"": 21} | {node.domain: max(version, 1)}
     return helper.make_model(
         graph,
         opset_imports=[helper.make_opsetid(d, v) for d, v in opsets.items()],
         ir_version=_IR_VERSION,
     )
-
-
-def _version(node: Node) -> int:
-    """The first opset that has the operator, and those of its bodies, as the model has them."""
-    nodes = [b.node for body in node.subgraphs.values() for b in body.bound]
-    return max([node.version, *(_version(n) for n in nodes if n.domain == "")])
 
 
 def _in_float64(attribute: AttributeProto) -> AttributeProto:
@@ -224,40 +208,6 @@ def _as_outputs(node: Node, results: list[Any]) -> Any:
         return results[0]
     remaining = iter(results)
     return tuple(next(remaining) if name else None for name in node.outputs)
-
-
-#: A loop of more turns, or of no known number, is taken for endless.
-MOST_TURNS = 10_000_000
-_LOSSES = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
-
-
-def refuse_hazards(node: Node, inputs: tuple[Any, ...]) -> None:
-    """Refuse what ONNX's inference lets pass and a compiled kernel does not survive or notice.
-
-    Raises
-    ------
-    ModelError
-        An integer divided by zero, which stops the process.
-    ShapeError
-        A loss over labels of another shape than its scores.
-    UnsupportedError
-        A loop that may have no end.
-    """
-    if (node.domain, node.op_type) == ("", "Loop"):
-        turns = None if inputs[0] is None else int(inputs[0])
-        if turns is None or turns > MOST_TURNS:
-            got = "none" if turns is None else turns
-            raise UnsupportedError("trip count", got=got, expected=f"at most {MOST_TURNS}")
-    if node.domain == "" and node.op_type in _LOSSES:
-        scores, labels = (list(x.shape) for x in inputs[:2])
-        if scores[:1] + scores[2:] != labels:
-            raise ShapeError(
-                f"node {node.label!r} ({node.op_type})",
-                got=f"scores {scores}, labels {labels}",
-                expected="labels of the scores' shape without the classes",
-            )
-    if node.domain == "" and node.op_type in ("Div", "Mod") and len(inputs) == 2:
-        check_divisor(*map(to_numpy, inputs))
 
 
 def check_divisor(a: Any, b: Any) -> None:
@@ -296,29 +246,36 @@ def definition(node: Node) -> Callable[..., Any]:
     def call(*inputs: Any) -> Any:
         types = signature(inputs, shape=True)
         if types not in evaluators:
-            model = single_node_model(node, inputs, node.opset, shape=True)
-            given = {a.name for a in node.proto.attribute}
-            model.graph.node[0].attribute.extend(
-                a.default_value
-                for a in schema.attributes.values()
-                if a.default_value.name and a.name not in given
-            )
-            operators = [(node.domain, node.op_type)]
-            body = onnx.inliner.inline_selected_functions(
-                model, operators, inline_schema_functions=True
-            )
-            if any((n.domain, n.op_type) in operators for n in body.graph.node):
-                raise NotHandledError(f"no definition of {node.operator} on these inputs")
-            for info in body.graph.output:
-                info.type.tensor_type.elem_type = 0  # a type that is not known
-                info.type.tensor_type.shape.SetInParent()
+            body = _inlined(node, inputs)
             try:
-                evaluators[types] = nested(body)
-            except RoundoffError as error:
-                raise NotHandledError(f"no definition of {node.operator}: {error}") from error
+                evaluators[types] = None if body is None else nested(body)
+            except RoundoffError:  # an operator of its body has no kernel
+                evaluators[types] = None
+        if evaluators[types] is None:
+            raise NotHandledError(f"no definition of {node.operator} on these inputs")
         return _as_outputs(node, evaluators[types].run(None, _feeds(node, inputs)))
 
     return call
+
+
+def _inlined(node: Node, inputs: tuple[Any, ...]) -> ModelProto | None:
+    """The body of an operator's definition, for inputs of these types; None where it branches."""
+    model = single_node_model(node, inputs, node.opset, shape=True)
+    schema = schema_of(node.domain, node.op_type, node.opset)
+    given = {a.name for a in node.proto.attribute}
+    model.graph.node[0].attribute.extend(
+        a.default_value
+        for a in schema.attributes.values()
+        if a.default_value.name and a.name not in given
+    )
+    operators = [(node.domain, node.op_type)]
+    body = onnx.inliner.inline_selected_functions(model, operators, inline_schema_functions=True)
+    if any((n.domain, n.op_type) in operators or any(bodies(n)) for n in body.graph.node):
+        return None
+    for info in body.graph.output:
+        info.type.tensor_type.elem_type = 0  # a type that is not known
+        info.type.tensor_type.shape.SetInParent()
+    return body
 
 
 class ReferenceKernel:
@@ -346,10 +303,9 @@ class ReferenceKernel:
         NotHandledError
             ONNX's reference evaluator has no such operator.
         """
-        check_node(node)
         if schema_of(node.domain, node.op_type, node.opset) is None:
             raise NotHandledError(f"ONNX's reference evaluator has no operator {node.operator}")
-        if (node.domain, node.op_type) == ("", "Loop"):
+        if node.operator == "Loop":
             raise NotHandledError("ONNX's reference Loop stacks numbers as vectors")
         why = refusal(node) if node.truth else ""
         if why:
@@ -363,47 +319,36 @@ class ReferenceKernel:
             types = signature(inputs)
             if types not in evaluators:
                 evaluators[types] = _reference(node, inputs)
-            evaluator, expected = evaluators[types]
+            evaluator = evaluators[types]
             feeds = {n: to_numpy(x) for n, x in _feeds(node, inputs).items()}
             with np.errstate(all="ignore"):
                 results = evaluator.run(None, feeds)
+            names = [name for name in node.outputs if name]
             return _as_outputs(
-                node, [_typed(node, x, t) for x, t in zip(results, expected, strict=True)]
+                node, [_typed(node, n, x) for n, x in zip(names, results, strict=True)]
             )
 
         return call
 
 
-def _reference(node: Node, inputs: tuple[Any, ...]) -> tuple[Any, list[Any]]:
+def _reference(node: Node, inputs: tuple[Any, ...]) -> Any:
     from onnx.reference import ReferenceEvaluator
 
-    inferred: dict[str, TypeProto] = {}
+    model = single_node_model(node, inputs, node.opset)
     try:
-        if not node.truth:
-            inferred = infer_from_values(node, inputs)
-        model = single_node_model(node, inputs, node.opset)
-        evaluator = ReferenceEvaluator(model)
-    except RoundoffError:
-        raise
+        return ReferenceEvaluator(model)
     except Exception as error:
         raise NotHandledError(f"ONNX's reference evaluator: {error}") from error
-    expected = [inferred.get(n) for n in node.outputs if n]
-    return evaluator, expected
 
 
-def _typed(node: Node, result: Any, expected: TypeProto | None) -> Any:
+def _typed(node: Node, name: str, result: Any) -> Any:
     """A result of the reference evaluator as a value of the type that ONNX's definition gives."""
-    if isinstance(result, np.generic):
-        result = np.asarray(result)
     value = to_value(result)
-    narrow = isinstance(value, torch.Tensor) and value.dtype.is_floating_point
-    if node.truth and narrow and value.dtype != torch.float64:
-        raise NotHandledError(f"ONNX's reference {node.operator} computes in {value.dtype}")
-    if expected is None or not expected.HasField("tensor_type") or isinstance(value, list):
-        return value
-    got = type_proto(value, False).tensor_type.elem_type
-    wanted = expected.tensor_type.elem_type
-    if wanted and got != wanted:
+    wanted = node.types[name].tensor_type.elem_type if name in node.types else 0
+    if node.truth and isinstance(value, torch.Tensor) and value.is_floating_point():
+        wanted = onnx.TensorProto.DOUBLE
+    got = elem_type(value)
+    if wanted and got and got != wanted:
         raise NotHandledError(
             f"ONNX's reference {node.operator} gave {DTYPES[got].name} for {DTYPES[wanted].name}"
         )

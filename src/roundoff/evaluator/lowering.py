@@ -1,33 +1,23 @@
-"""From protos to :class:`~roundoff.evaluator.nodes.Node`, with names resolved.
-
-A subgraph becomes a graph of its own, which lists the results of the enclosing graph it reads.
-"""
+"""From protos to :class:`~roundoff.evaluator.nodes.Node`, with constants as values."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TypeProto
+from onnx import AttributeProto, ModelProto, NodeProto, TypeProto
 
 from roundoff.errors import ModelError, UnsupportedError
+from roundoff.graph.protos import bodies, captured
 
-from .checks import (
-    check_attributes,
-    check_declared,
-    check_given,
-    infer,
-    schema_of,
-    small_integer,
-)
+from .checks import check_declared, infer, schema_of, small_integer
 from .loading import attribute_value, domain_of, tensor_value
 from .nodes import Node, Settings
 from .values import to_value, type_proto
 
-_MAX_DEPTH = 64
 #: Attributes of Constant that are numbers or text, and their types.
 _CONSTANT_KINDS: dict[str, Any] = {
     "value_float": np.float32,
@@ -43,38 +33,15 @@ _CONSTANT_KINDS: dict[str, Any] = {
 class Lowered:
     """A graph of nodes, to which :class:`~roundoff.evaluator.program.Graph` binds kernels."""
 
-    path: tuple[str, ...]
-    opsets: Mapping[str, int]
-    outer: Lowered | None
     inputs: list[str]
+    outputs: list[str]
     types: dict[str, TypeProto]
-    #: Constants that no feed replaces.
-    known: dict[str, Any] = dataclasses.field(default_factory=dict)
     constants: dict[str, Any] = dataclasses.field(default_factory=dict)
-    outputs: list[str] = dataclasses.field(default_factory=list)
     nodes: list[Node] = dataclasses.field(default_factory=list)
-    captures: dict[str, None] = dataclasses.field(default_factory=dict)
-    results: set[str] = dataclasses.field(default_factory=set)
-
-    def has(self, name: str) -> bool:
-        """Whether the graph, or one that encloses it, makes a result of this name."""
-        return name in self.results or (self.outer is not None and self.outer.has(name))
-
-    def read(self, name: str) -> str:
-        """The name, noted as a capture where an enclosing graph makes the result."""
-        if name and name not in self.results:
-            if not self.has(name):
-                raise ModelError(
-                    f"{'/'.join(self.path) or 'the graph'} reads a result that nothing makes",
-                    got=name,
-                    expected="a result of an earlier node, an input or a constant",
-                )
-            self.captures[name] = None
-        return name
 
 
 class Lowering:
-    """Lowers the graphs of one model.
+    """Lowers the graph of a model.
 
     Parameters
     ----------
@@ -100,116 +67,91 @@ class Lowering:
         self.replaced = replaced
         self.convert = convert
         self.settings = settings
+        self.opsets = {domain_of(o.domain): o.version for o in model.opset_import}
+        graph = model.graph
+        self.graph = Lowered(
+            [i.name for i in graph.input],
+            [o.name for o in graph.output],
+            {i.name: i.type for i in graph.input if i.type.WhichOneof("value")},
+        )
 
     def main(self) -> Lowered:
-        """The main graph."""
-        graph = self.model.graph
-        declared = {i.name: i.type for i in graph.input if i.type.WhichOneof("value")}
-        opsets = {domain_of(o.domain): o.version for o in self.model.opset_import}
-        return self._graph(graph, (), opsets, None, declared)
+        """The graph.
 
-    def _graph(
-        self,
-        proto: GraphProto,
-        path: tuple[str, ...],
-        opsets: Mapping[str, int],
-        outer: Lowered | None,
-        input_types: Mapping[str, TypeProto],
-    ) -> Lowered:
-        if len(path) > _MAX_DEPTH:
-            raise ModelError("subgraphs are nested too deeply", got="/".join(path)[:100])
-        inputs = [i.name for i in proto.input]
-        graph = Lowered(path, opsets, outer, inputs, dict(input_types), results=set(inputs))
+        Raises
+        ------
+        ModelError, UnsupportedError, DtypeError, ShapeError
+        """
+        proto, graph = self.model.graph, self.graph
         for tensor in proto.initializer:
-            self._constant(graph, tensor.name, tensor_value(tensor, self.folder, tensor.name))
+            self._constant(tensor.name, tensor_value(tensor, self.folder, tensor.name))
         for sparse in proto.sparse_initializer:
             name = sparse.values.name
             raise UnsupportedError(f"constant {name!r} is sparse", expected="a dense constant")
-        self._nodes(proto.node, graph)
+        for position, node in enumerate(proto.node):
+            name = node.name or f"{node.op_type}_{position}"
+            domain = domain_of(node.domain)
+            if (domain, node.op_type) == ("", "Constant") and not self.replaced("", "Constant"):
+                self._constant_node(node, name)
+            else:
+                self._node(node, domain, name)
         for output in proto.output:
-            graph.outputs.append(graph.read(output.name))
             if output.name in graph.types:
                 check_declared(output.name, output.type, graph.types[output.name])
         return graph
 
-    def _nodes(self, protos: Iterable[NodeProto], graph: Lowered) -> None:
-        for position, proto in enumerate(protos):
-            name = proto.name or f"{proto.op_type}_{position}"
-            domain = domain_of(proto.domain)
-            if (domain, proto.op_type) == ("", "Constant") and not self.replaced("", "Constant"):
-                self._constant_node(proto, name, graph)
-            else:
-                self._node(proto, domain, name, graph)
+    def _constant(self, name: str, value: Any) -> None:
+        self.graph.types.setdefault(name, type_proto(value))
+        self.graph.constants[name] = self.convert(value)
 
-    def _constant(self, graph: Lowered, name: str, value: Any) -> None:
-        graph.types.setdefault(name, type_proto(value))
-        graph.constants[name] = self.convert(value)
-        if name not in graph.inputs:  # else a default, which a feed may replace
-            graph.known[name] = graph.constants[name]
-        graph.results.add(name)
-
-    def _constant_node(self, proto: NodeProto, name: str, graph: Lowered) -> None:
-        if len(proto.attribute) != 1 or len(proto.output) != 1:
-            raise ModelError(
-                f"node {name!r} (Constant)", got=f"{len(proto.attribute)} values", expected="one"
-            )
-        attribute = proto.attribute[0]
+    def _constant_node(self, proto: NodeProto, name: str) -> None:
+        (attribute,) = proto.attribute  # ONNX's checker sees to it
         value = attribute_value(attribute, self.folder, name)
         if attribute.name in _CONSTANT_KINDS:
             value = to_value(np.array(value, dtype=_CONSTANT_KINDS[attribute.name]))
-        elif attribute.name != "value":
-            raise ModelError(f"node {name!r} (Constant)", got=f"attribute {attribute.name!r}")
-        self._constant(graph, proto.output[0], value)
+        self._constant(proto.output[0], value)
 
-    def _node(self, proto: NodeProto, domain: str, name: str, graph: Lowered) -> None:
-        custom = self.replaced(domain, proto.op_type)
-        opset = graph.opsets.get(domain, 0)
-        if domain not in graph.opsets and not custom:
+    def _node(self, proto: NodeProto, domain: str, name: str) -> None:
+        graph, custom = self.graph, self.replaced(domain, proto.op_type)
+        if domain not in self.opsets and not custom:
             raise ModelError(
-                f"node {name!r} ({domain or 'ai.onnx'}.{proto.op_type}): the model does not import"
-                " the node's domain",
+                f"node {name!r} ({domain}.{proto.op_type}): the model does not import its domain",
                 expected=f"an opset_import for {domain!r}",
             )
+        opset = self.opsets.get(domain, 0)
         schema = None if custom else schema_of(domain, proto.op_type, opset)
-        inputs = tuple(graph.read(n) for n in proto.input)
+        copy = NodeProto()
+        copy.CopyFrom(proto)
+        copy.domain, copy.name = domain, name
+        inner = dict(bodies(proto))
         node = Node(
             len(graph.nodes),
-            graph.path,
             name,
             domain,
             proto.op_type,
             schema.since_version if schema else opset,
             opset,
-            inputs,
+            tuple(proto.input),
             tuple(proto.output),
+            captures=tuple(dict.fromkeys(n for body in inner.values() for n in captured(body))),
+            attributes={
+                attribute.name: attribute_value(attribute, self.folder, name)
+                for attribute in proto.attribute
+                if attribute.type != AttributeProto.GRAPH
+            },
+            subgraphs=inner,
             settings=self.settings,
-            proto=NodeProto(),
+            proto=copy,
         )
-        node.proto.CopyFrom(proto)
-        node.proto.domain, node.proto.name = domain, name
-        node.types = {n: graph.types[n] for n in inputs if n in graph.types}
-        node.constants = {k: graph.known[n] for k, n in enumerate(inputs) if n in graph.known}
-        for attribute in proto.attribute:
-            if attribute.type == AttributeProto.GRAPH:
-                path = (*graph.path, name, attribute.name)
-                body = self._graph(attribute.g, path, graph.opsets, graph, {})
-                node.subgraphs[attribute.name] = body
-            else:
-                value = attribute_value(attribute, self.folder, name)
-                node.attributes[attribute.name] = value
-        captures = [n for body in node.subgraphs.values() for n in body.captures]
-        node.captures = tuple(dict.fromkeys(graph.read(n) for n in captures))
-        check_attributes(node)
-        if schema is not None:
-            check_given(node, schema)
-            graph.types.update(_output_types(node))
-        graph.results.update(n for n in node.outputs if n)
+        node.types = {n: graph.types[n] for n in node.inputs if n in graph.types}
+        for place, read in enumerate(node.inputs):
+            if read in graph.constants and read not in graph.inputs:  # else a feed may replace it
+                node.constants[place] = graph.constants[read]
+        if schema is not None and not inner:  # after a body only the run tells
+            data = {
+                node.inputs[k]: small_integer(v, node.inputs[k]) for k, v in node.constants.items()
+            }
+            made = infer(node, node.types, data)
+            node.types |= made
+            graph.types.update(made)
         graph.nodes.append(node)
-
-
-def _output_types(node: Node) -> dict[str, TypeProto]:
-    """What is known of the outputs' types before a run; after a body only the run tells."""
-    if node.subgraphs:
-        return {}
-    data = {node.inputs[k]: small_integer(v, node.inputs[k]) for k, v in node.constants.items()}
-    return infer(node, node.types, data)

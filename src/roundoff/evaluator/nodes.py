@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from roundoff.errors import ArgumentError
-
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
@@ -47,8 +45,6 @@ class Node:
     ----------
     index : int
         Position in the ``nodes`` of its graph.
-    path : tuple of str
-        Nodes and subgraphs that hold it; empty in the main graph.
     name : str
         As in the model; an empty one is replaced by ``"<op_type>_<position>"``.
     domain : str
@@ -65,15 +61,15 @@ class Node:
     outputs : tuple of str
         Names of its results, unique in the graph; ``""`` for one that is not asked for.
     captures : tuple of str
-        Results of the enclosing graph that the node's subgraphs read.
+        Results of the graph that the node's subgraphs read.
     attributes : dict
         Attributes that the node has, as Python objects; a tensor is a value.
-    subgraphs : dict of str to graphs
+    subgraphs : dict of str to GraphProto
         Bodies of If, Loop, Scan by attribute name.
     constants : dict of int to value
         Inputs that are constants of the model, by position.
     types : dict of str to TypeProto
-        What is known of the inputs before a run; a name that is missing is not known.
+        What is known of inputs and outputs before a run; a name that is missing is not known.
     settings : Settings
         What all nodes of an evaluator share.
 
@@ -87,7 +83,6 @@ class Node:
     """
 
     index: int
-    path: tuple[str, ...]
     name: str
     domain: str
     op_type: str
@@ -102,11 +97,6 @@ class Node:
     types: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)
     settings: Settings = dataclasses.field(default_factory=lambda: Settings(), repr=False)
     proto: Any = dataclasses.field(default=None, repr=False)
-
-    @property
-    def label(self) -> str:
-        """Path and name: ``"layer_0/if_3/then_branch/Add_7"``."""
-        return "/".join((*self.path, self.name))
 
     @property
     def operator(self) -> str:
@@ -129,16 +119,3 @@ class Node:
     def has_input(self, position: int) -> bool:
         """Whether the input at *position* is given."""
         return position < len(self.inputs) and bool(self.inputs[position])
-
-
-def check_node(node: object) -> None:
-    """Refuse what is no :class:`Node`.
-
-    Raises
-    ------
-    ArgumentError
-    """
-    if not isinstance(node, Node):
-        raise ArgumentError(
-            "node", got=type(node).__name__, expected="a Node", hint="one of evaluator.walk()"
-        )

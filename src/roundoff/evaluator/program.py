@@ -51,7 +51,7 @@ class Bound:
                     continue
             return index
         raise UnsupportedError(
-            f"node {self.node.label!r}: no kernel for {self.node.operator}",
+            f"node {self.node.name!r}: no kernel for {self.node.operator}",
             got="; ".join(dict.fromkeys(self.reasons)),
             hint="give one in custom_kernels={(domain, op_type): kernel}",
         )
@@ -99,12 +99,12 @@ class Bound:
         got = ", ".join(type_name(x) for x in inputs) + "; " + "; ".join(failures + self.reasons)
         if left:
             raise UnsupportedError(
-                f"node {self.node.label!r}: no kernel for {self.node.operator} on these inputs",
+                f"node {self.node.name!r}: no kernel for {self.node.operator} on these inputs",
                 got=got,
                 hint="give one in custom_kernels={(domain, op_type): kernel}",
             ) from error
         raise ModelError(
-            f"node {self.node.label!r} ({self.node.operator}) fails on these inputs",
+            f"node {self.node.name!r} ({self.node.operator}) fails on these inputs",
             got=got,
             hint="check the node's inputs and attributes, or give another kernel",
         ) from error
@@ -127,7 +127,7 @@ class Bound:
         return outputs
 
     def _typed(self, error: Exception, inputs: Sequence[Any]) -> Exception:
-        where = f"node {self.node.label!r} ({self.node.operator})"
+        where = f"node {self.node.name!r} ({self.node.operator})"
         if _out_of_memory(error):
             return UnsupportedError(
                 f"{where} does not fit in memory",
@@ -155,7 +155,7 @@ def _brief(error: Exception) -> str:
 
 
 class Graph:
-    """A graph ready to run: the main one, or the body of an If, Loop or Scan.
+    """A graph ready to run.
 
     Attributes
     ----------
@@ -163,8 +163,6 @@ class Graph:
         The nodes, in the order in which they run.
     input_names : tuple of str
     output_names : tuple of str
-    captures : tuple of str
-        Results of the enclosing graph that the nodes read.
     constants : dict of str to value
     optional : set of str
         Inputs that have a default.
@@ -175,17 +173,15 @@ class Graph:
     def __init__(self, lowered: Lowered, choice: Choice) -> None:
         self.input_names = tuple(lowered.inputs)
         self.output_names = tuple(lowered.outputs)
-        self.captures = tuple(lowered.captures)
         self.constants = lowered.constants
         self.optional = set(lowered.inputs) & set(lowered.constants)
-        self.names = {*lowered.results, *self.captures}
-        for node in lowered.nodes:
-            node.subgraphs = {k: Graph(body, choice) for k, body in node.subgraphs.items()}
+        made = (name for node in lowered.nodes for name in node.outputs if name)
+        self.names = {*lowered.inputs, *lowered.constants, *made}
         self.bound = [Bound(node, choice.kernels(node)) for node in lowered.nodes]
         self._plans: dict[tuple[str, ...], list[tuple[Any, ...]]] = {}
 
     def call(self, arguments: Sequence[Any], keep: tuple[str, ...] | None = None) -> list[Any]:
-        """Run: *arguments* are the inputs in order, then the captures.
+        """Run: *arguments* are the inputs in order.
 
         Returns the results named in *keep*, by default the outputs.
         """
@@ -224,7 +220,7 @@ class Graph:
 
     def _begin(self, arguments: Sequence[Any]) -> dict[str, Any]:
         """What is known before the first node, by name."""
-        given = zip((*self.input_names, *self.captures), arguments, strict=True)
+        given = zip(self.input_names, arguments, strict=True)
         return {"": None, **self.constants, **dict(given)}
 
     def _plan(self, keep: tuple[str, ...]) -> list[tuple[Any, ...]]:

@@ -143,14 +143,12 @@ class Choice:
         order = self.order
         if key in REFERENCE_FIRST and not self.given:
             order = ("torch", "reference", *(name for name in order if name == "ort"))
-        if node.op_type in ("Loop", "Scan") and self.custom:
+        if node.subgraphs and self.custom:
             raise UnsupportedError(
-                f"node {node.label!r}: custom kernels do not reach into the body of a"
+                f"node {node.name!r}: custom kernels do not reach into the body of a"
                 f" {node.op_type}",
                 hint="no custom kernels",
             )
-        if node.op_type == "If":  # a branch runs here, node by node in the order asked for
-            order = ("torch", *(name for name in order if name != "torch"))
         return [BY_NAME[name] for name in order]
 
 

@@ -18,13 +18,16 @@ __all__ = ["refusal", "refusal_of_values"]
 
 #: Types whose values float32 does not hold, as ONNX's reference dequantises them.
 _WIDE = ("torch.float64", "torch.int32")
-#: Operators that move elements, convert them or round them to integers, and Resize.
+#: Operators that move elements, convert them or round them to integers, and a few more.
 _VERIFIED = frozenset({
-    "Cast", "CenterCropPad", "Col2Im", "Compress", "ConstantOfShape", "ConvInteger", "DepthToSpace",
-    "DequantizeLinear", "EyeLike", "GatherElements", "GatherND", "IsInf", "MatMulInteger",
-    "NonMaxSuppression", "NonZero", "OneHot", "Pad", "QLinearConv", "QLinearMatMul",
-    "QuantizeLinear", "ReduceMax", "ReduceMin", "Resize", "ReverseSequence", "ScatterElements",
-    "ScatterND", "SpaceToDepth", "TensorScatter",
+    "Acos", "Acosh", "ArgMax", "ArgMin", "Asin", "Asinh", "Atan", "Atanh", "Attention",
+    "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "Cast", "CenterCropPad", "Col2Im",
+    "Compress", "ConstantOfShape", "ConvInteger", "ConvTranspose", "Cosh", "DepthToSpace",
+    "DequantizeLinear", "EyeLike", "GatherElements", "GatherND", "InstanceNormalization",
+    "IsInf", "MatMulInteger", "NonMaxSuppression", "NonZero", "OneHot", "Pad", "QLinearConv",
+    "QLinearMatMul", "QuantizeLinear", "Range", "ReduceMax", "ReduceMin", "ReduceProd",
+    "Resize", "ReverseSequence", "ScatterElements", "ScatterND", "Sinh", "SpaceToDepth", "Tan",
+    "TensorScatter", "Tile", "TopK", "Trilu",
 })  # fmt: skip
 
 
@@ -32,7 +35,7 @@ def refusal(node: Node) -> str:
     """Why ONNX's reference is no truth of this node; empty where it is, as far as one can see."""
     if node.domain != "" or node.op_type not in _VERIFIED:
         return "it is not verified"
-    if node.version < (11 if node.op_type == "Resize" else 7):
+    if node.version < (11 if node.op_type == "Resize" else 6):
         return f"it is not verified at version {node.version}"
     return _resize(node) if node.op_type == "Resize" else ""
 
@@ -50,6 +53,9 @@ def refusal_of_values(node: Node, inputs: tuple[Any, ...]) -> str:
     """The same of the values of a run."""
     if node.op_type == "DequantizeLinear" and str(inputs[0].dtype) in _WIDE:
         return "it goes through float32, which these values leave"
+    ordered = node.op_type in ("ArgMax", "ArgMin", "TopK")
+    if ordered and np.isnan(to_numpy(inputs[0]).astype(np.float64)).any():
+        return "ONNX does not say where NaN stands among these values"
     if node.op_type == "QuantizeLinear":
         steps = np.abs(to_numpy(inputs[0])).max(initial=0.0) / np.abs(to_numpy(inputs[1])).min()
         if not steps < 2**31:

@@ -25,7 +25,7 @@ from roundoff.errors import (
 )
 from roundoff.evaluator import Node, TorchOnnxEvaluator
 from roundoff.evaluator.values import to_value, type_name
-from roundoff.graph.protos import read
+from roundoff.graph.protos import bodies, read
 from roundoff.localization import is_floating, localize, non_finite, scaled
 from roundoff.ort import available, session, torch_tf32
 from roundoff.timing import free_memory
@@ -353,7 +353,7 @@ def _elements(proto: onnx.ModelProto, feeds: Mapping[str, Any]) -> int:
 
 def _check_deterministic(evaluator: TorchOnnxEvaluator) -> None:
     """Refuse a model that draws, in its functions and in the bodies of its nodes, too."""
-    told = [f"{node.label!r} ({node.operator})" for node in evaluator.walk() if _draws(node)]
+    told = [f"{node.name!r} ({node.operator})" for node in evaluator.nodes if _draws(node)]
     if told:
         raise UnsupportedError(
             "the model draws random numbers: what follows differs in every run, whichever runtime",
@@ -365,9 +365,21 @@ def _check_deterministic(evaluator: TorchOnnxEvaluator) -> None:
 
 
 def _draws(node: Node) -> bool:
+    if any(_draws_within(body) for body in node.subgraphs.values()):
+        return True
     if node.operator == "Dropout":  # in training alone
         return node.has_input(2) and bool(node.constants.get(2, True))
     return node.operator in _RANDOM
+
+
+def _draws_within(graph: onnx.GraphProto) -> bool:
+    """Whether the body of a node draws; a Dropout there counts where it has a training mode."""
+    return any(
+        node.op_type in _RANDOM
+        or (node.op_type == "Dropout" and len(node.input) > 2)
+        or any(_draws_within(body) for _, body in bodies(node))
+        for node in graph.node
+    )
 
 
 def _held_against(calibration: Calibration, tolerance: CalibratedTolerance) -> CalibratedTolerance:

@@ -8,7 +8,6 @@ are known) and raises for what torch would let pass and ONNX does not allow.
 from __future__ import annotations
 
 from . import (  # noqa: F401
-    control,
     elementwise,
     indexing,
     linear,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from roundoff.dtypes import DTYPES
-from roundoff.errors import DtypeError, ShapeError, UnsupportedError
+from roundoff.errors import DtypeError, ShapeError
 from roundoff.evaluator.generic import NotHandledError
 from roundoff.evaluator.nodes import Node
 from roundoff.evaluator.values import ONNX_TO_TORCH
@@ -27,8 +26,6 @@ __all__ = [
     "element_type",
     "factory_of",
     "ints",
-    "read",
-    "refuse_larger_than_memory",
     "steering",
     "torch_function",
     "torch_kernel",
@@ -148,31 +145,3 @@ def torch_steered(
         return function
 
     return register
-
-
-def read(node: Node, position: int, value: Any) -> list[int]:
-    """An integer input as a list: the model's constant, or what *value* holds in this run."""
-    fixed = steering(node, position)
-    return ints(value) if fixed is None else fixed
-
-
-_MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def refuse_larger_than_memory(shape: Sequence[int], dtype: torch.dtype, device: Any) -> None:
-    """Refuse a result that cannot fit: the allocation itself may succeed and end the process.
-
-    Raises
-    ------
-    ShapeError, UnsupportedError
-    """
-    size = dtype.itemsize
-    for d in shape:
-        if d < 0:
-            raise ShapeError("negative dimension", got=list(shape))
-        size *= d
-    limit = _MEMORY if device.type == "cpu" else torch.cuda.mem_get_info(device)[1]
-    if size > limit // 2:
-        raise UnsupportedError(
-            "the result would not fit in memory", got=f"{list(shape)} of {dtype.itemsize} bytes"
-        )

@@ -30,15 +30,8 @@ def _sign(x: Tensor) -> Tensor:
 
 _UNARY: dict[str, tuple[Function, int]] = {
     "Abs": (torch.abs, 6),
-    "Acos": (torch.acos, 7),
-    "Acosh": (torch.acosh, 9),
-    "Asin": (torch.asin, 7),
-    "Asinh": (torch.asinh, 9),
-    "Atan": (torch.atan, 7),
-    "Atanh": (torch.atanh, 9),
     "Ceil": (torch.ceil, 6),
     "Cos": (torch.cos, 7),
-    "Cosh": (torch.cosh, 9),
     "Erf": (torch.erf, 9),
     "Exp": (torch.exp, 6),
     "Floor": (torch.floor, 6),
@@ -47,25 +40,19 @@ _UNARY: dict[str, tuple[Function, int]] = {
     "Log": (torch.log, 6),
     "Neg": (operator.neg, 6),
     "Not": (torch.logical_not, 1),
-    "BitwiseNot": (torch.bitwise_not, 18),
     "Reciprocal": (torch.reciprocal, 6),
     "Relu": (torch.relu, 6),
     "Round": (torch.round, 11),
     "Sigmoid": (torch.sigmoid, 6),
     "Sign": (_sign, 9),
     "Sin": (torch.sin, 7),
-    "Sinh": (torch.sinh, 9),
     "Sqrt": (torch.sqrt, 6),
-    "Tan": (torch.tan, 7),
     "Tanh": (torch.tanh, 6),
 }
 # For the commonest, Python's operator is a shorter way to the same code than torch's function.
 _BINARY: dict[str, tuple[Function, int]] = {
     "Add": (operator.add, 7),
     "And": (torch.logical_and, 7),
-    "BitwiseAnd": (torch.bitwise_and, 18),
-    "BitwiseOr": (torch.bitwise_or, 18),
-    "BitwiseXor": (torch.bitwise_xor, 18),
     "Equal": (torch.eq, 7),
     "Greater": (torch.gt, 7),
     "GreaterOrEqual": (torch.ge, 12),
@@ -159,11 +146,6 @@ _PARAMETRIC: dict[str, tuple[Function, int, dict[str, Any]]] = {
     "Elu": (F.elu, 6, {"alpha": 1.0}),
     "LeakyRelu": (lambda x, alpha: F.leaky_relu(x, alpha), 6, {"alpha": 0.01}),
     "HardSwish": (lambda x: x * torch.clamp(x / 6 + 0.5, 0, 1), 14, {}),
-    "Selu": (
-        lambda x, alpha, gamma: gamma * torch.where(x > 0, x, alpha * torch.expm1(x)),
-        6,
-        {"alpha": 1.67326319217681884765625, "gamma": 1.05070102214813232421875},
-    ),
     "Softplus": (_softplus, 1, {}),
 }
 

@@ -12,7 +12,6 @@ from .common import (
     Tensor,
     axis_of,
     torch_kernel,
-    torch_steered,
 )
 
 
@@ -54,13 +53,3 @@ def _gather(node: Node) -> Function:
         return flat.reshape(x.shape[:k] + indices.shape + x.shape[k + 1 :])
 
     return gather
-
-
-@torch_steered("TopK", 10, axis=-1, largest=1)
-def _topk(x: Tensor, count: list[int], *, axis: int, largest: int) -> tuple[Tensor, Tensor]:
-    k, n = axis_of(axis, x.dim()), count[0]
-    if not 0 <= n <= x.shape[k]:
-        raise ShapeError("TopK", got=n, expected=f"at most {x.shape[k]}")
-    # A stable sort: of equals the first comes first, which torch.topk does not promise.
-    values, places = torch.sort(x, dim=k, descending=bool(largest), stable=True)
-    return values.narrow(k, 0, n), places.narrow(k, 0, n)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import torch
@@ -52,11 +51,6 @@ def _einsum(node: Node) -> Function:
 
 
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-_CONV_TRANSPOSE: dict[int, Function] = {
-    1: F.conv_transpose1d,
-    2: F.conv_transpose2d,
-    3: F.conv_transpose3d,
-}
 
 
 def _spatial(node: Node, rank: int, name: str, default: int) -> list[int]:
@@ -91,28 +85,6 @@ def _conv(node: Node) -> Function:
             x = F.pad(x, [p for pair in zip(begins[::-1], ends[::-1], strict=True) for p in pair])
             begins = [0] * rank
         return _CONV[rank](x, w, b, stride, begins, dilation, group)
-
-    return conv
-
-
-@torch_kernel("ConvTranspose", 1)
-def _conv_transpose(node: Node) -> Function:
-    mode, group = node.attribute("auto_pad", "NOTSET"), node.attribute("group", 1)
-
-    def conv(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
-        rank = x.dim() - 2
-        if rank not in _CONV_TRANSPOSE or w.dim() != x.dim():
-            raise NotHandledError(f"convolution in {rank} dimensions")
-        stride = _spatial(node, rank, "strides", 1)
-        dilation = _spatial(node, rank, "dilations", 1)
-        extra = _spatial(node, rank, "output_padding", 0)
-        pads = list(node.attribute("pads", [0] * (2 * rank)))
-        fits = all(map(operator.lt, extra, map(max, stride, dilation)))
-        if mode != "NOTSET" or node.attribute("output_shape") or pads[:rank] != pads[rank:]:
-            raise NotHandledError("torch pads both sides alike")
-        if not fits:
-            raise NotHandledError("an output padding beyond the stride")
-        return _CONV_TRANSPOSE[rank](x, w, b, stride, pads[:rank], extra, group, dilation)
 
     return conv
 

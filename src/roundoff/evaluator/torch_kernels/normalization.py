@@ -14,17 +14,8 @@ from .common import (
     Tensor,
     axis_of,
     element_type,
-    torch_function,
     torch_kernel,
 )
-
-
-def _standardized(x: Tensor, over: list[int], epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
-    """x with mean 0 and variance 1 along axes, its mean and one over its deviation."""
-    mean = x.mean(over, keepdim=True)
-    centred = x - mean
-    inverse = torch.rsqrt((centred * centred).mean(over, keepdim=True) + epsilon)
-    return centred * inverse, mean, inverse
 
 
 @torch_kernel("LayerNormalization", 17)
@@ -62,8 +53,11 @@ def _layer_norm_by_steps(
     several: bool,
 ) -> Any:
     """The definition, step by step, for a scale of another shape."""
-    y, mean, inverse = _standardized(x.to(stash), list(range(-axes, 0)), epsilon)
-    y = y.to(x.dtype) * torch.broadcast_to(scale, x.shape)
+    over, wide = list(range(-axes, 0)), x.to(stash)
+    mean = wide.mean(over, keepdim=True)
+    centred = wide - mean
+    inverse = torch.rsqrt((centred * centred).mean(over, keepdim=True) + epsilon)
+    y = (centred * inverse).to(x.dtype) * torch.broadcast_to(scale, x.shape)
     if bias is not None:
         y = y + torch.broadcast_to(bias, x.shape)
     return (y, mean, inverse) if several else y
@@ -85,18 +79,11 @@ def _batch_normalization(node: Node) -> Function:
     return normalize
 
 
-@torch_function("InstanceNormalization", 6, epsilon=1e-5)
-def _instance_normalization(x: Tensor, scale: Tensor, bias: Tensor, *, epsilon: float) -> Tensor:
-    if x.dim() < 3:
-        raise NotHandledError("InstanceNormalization without spatial axes")
-    shape = (1, -1, *[1] * (x.dim() - 2))
-    y, *_ = _standardized(x, list(range(2, x.dim())), epsilon)
-    return scale.reshape(shape) * y + bias.reshape(shape)
-
-
-@torch_kernel("Dropout", 12)
+@torch_kernel("Dropout", 7)
 def _dropout(node: Node) -> Function:
     several = len(node.outputs) > 1
+    if several and node.version < 12:
+        raise NotHandledError("the mask of an old Dropout")
 
     def dropout(x: Tensor, ratio: Any = None, training: Tensor | None = None) -> Any:
         drops = ratio is None or float(ratio) != 0
@@ -105,10 +92,3 @@ def _dropout(node: Node) -> Function:
         return (x, torch.ones_like(x, dtype=torch.bool)) if several else x
 
     return dropout
-
-
-@torch_kernel("Dropout", 7)
-def _dropout7(node: Node) -> Function:
-    if len(node.outputs) > 1:
-        raise NotHandledError("the mask of an old Dropout")
-    return lambda x: x

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from roundoff.errors import ModelError, ShapeError
+from roundoff.errors import ShapeError
 
 from .common import (
     Function,
@@ -15,8 +15,8 @@ from .common import (
     NotHandledError,
     Tensor,
     axis_of,
-    read,
-    refuse_larger_than_memory,
+    ints,
+    steering,
     torch_function,
     torch_kernel,
     torch_steered,
@@ -43,7 +43,7 @@ def _transpose(node: Node) -> Function:
         return lambda x: x.permute(tuple(range(x.dim() - 1, -1, -1)))
     if any(p < 0 for p in perm):
         raise ShapeError(
-            f"node {node.label!r} (Transpose)", got=list(perm), expected="non-negative axes"
+            f"node {node.name!r} (Transpose)", got=list(perm), expected="non-negative axes"
         )
     order = tuple(perm)
     return lambda x: x.permute(order)
@@ -83,16 +83,6 @@ def _expand(x: Tensor, shape: list[int]) -> Tensor:
     return x.expand(torch.broadcast_shapes(x.shape, shape))
 
 
-@torch_steered("Tile", 6)
-def _tile(x: Tensor, counts: list[int]) -> Tensor:
-    if len(counts) != x.dim():
-        raise ShapeError("Tile", got=f"{len(counts)} repeats", expected=str(x.dim()))
-    refuse_larger_than_memory(
-        [d * c for d, c in zip(x.shape, counts, strict=True)], x.dtype, x.device
-    )
-    return x.repeat(counts)
-
-
 # A shape lives on the CPU, where it is read: reading it elsewhere would wait for the device.
 @torch_kernel("Shape", 1)
 def _shape(node: Node) -> Function:
@@ -107,44 +97,12 @@ def _size(x: Any) -> Tensor:
 
 @torch_kernel("ConstantOfShape", 9)
 def _constant_of_shape(node: Node) -> Function:
-    value, device = node.attribute("value"), node.settings.device
+    value = node.attribute("value")
     if value is None:
         value = torch.zeros(1, dtype=torch.float32)
-    if not isinstance(value, Tensor) or value.numel() != 1:
+    if not isinstance(value, Tensor):
         raise NotHandledError("ConstantOfShape of a value that torch does not have")
     if node.truth and value.is_floating_point():
         value = value.to(torch.float64)
-    item = value.reshape(()).to(device)
-
-    def constant(shape: Tensor) -> Tensor:
-        dims = read(node, 0, shape)
-        refuse_larger_than_memory(dims, item.dtype, device)
-        return item.expand(dims).clone(memory_format=torch.contiguous_format)
-
-    return constant
-
-
-@torch_function("Range", 11, until=26)
-def _range(start: Tensor, limit: Tensor, delta: Tensor) -> Tensor:
-    first, last, step = (t.reshape(()) for t in (start, limit, delta))
-    if step.item() == 0:
-        raise ModelError("Range with a step of 0")
-    if start.is_floating_point():
-        count = math.ceil((last - first).item() / step.item())
-    else:
-        count = -((int(first) - int(last)) // int(step))
-    count = max(count, 0)
-    refuse_larger_than_memory([count], start.dtype, start.device)
-    steps = torch.arange(count, device=start.device)
-    if not start.is_floating_point():
-        return (int(first) + steps * int(step)).to(start.dtype)
-    return first + steps.to(start.dtype) * step
-
-
-@torch_steered("Trilu", 14, upper=1)
-def _trilu(x: Tensor, diagonals: list[int] | None, *, upper: int) -> Tensor:
-    if x.dim() < 2:
-        raise ShapeError("Trilu", got=list(x.shape), expected="at least two dimensions")
-    limit = max(x.shape[-2:]) + 1
-    diagonal = max(-limit, min(limit, 0 if diagonals is None else diagonals[0]))
-    return torch.triu(x, diagonal) if upper else torch.tril(x, diagonal)
+    item, fixed = value.reshape(()).to(node.settings.device), steering(node, 0)
+    return lambda shape: item.expand(ints(shape) if fixed is None else fixed).contiguous()

@@ -5,19 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - as torch's users write it
 
-from roundoff.errors import ModelError, ShapeError, UnsupportedError
+from roundoff.errors import ModelError, ShapeError
 
 from .common import (
     Function,
     Node,
-    NotHandledError,
     Tensor,
     axis_of,
     ints,
-    read,
-    refuse_larger_than_memory,
     steering,
     torch_kernel,
 )
@@ -85,6 +81,8 @@ def _split_sizes(total: int, count: int) -> list[int]:
 def _split(node: Node) -> Function:
     axis, count = node.attribute("axis", 0), len(node.outputs)
     fixed = steering(node, 1, "split")
+    if node.attribute("num_outputs", count) != count:
+        raise ShapeError("Split", got=node.attribute("num_outputs"), expected=f"{count} outputs")
 
     def split(x: Tensor, given: Tensor | None = None) -> Any:
         k = axis_of(axis, x.dim())
@@ -99,35 +97,3 @@ def _split(node: Node) -> Function:
         return parts if count > 1 else parts[0]
 
     return split
-
-
-# -- padding -----------------------------------------------------------------------------------
-
-
-@torch_kernel("Pad", 2)
-def _pad(node: Node) -> Function:
-    mode, fixed = node.attribute("mode", "constant"), steering(node, 1, "pads")
-
-    def pad(x: Tensor, pads: Any = None, value: Any = None, axes: Tensor | None = None) -> Tensor:
-        rank, amounts = x.dim(), ints(pads) if fixed is None else fixed
-        over = (
-            list(range(rank)) if axes is None else [axis_of(a, rank) for a in read(node, 3, axes)]
-        )
-        if len(amounts) != 2 * len(over):
-            raise ShapeError("Pad", got=f"{len(amounts)} pads", expected=str(2 * len(over)))
-        if mode != "constant" and min(amounts, default=0) < 0:  # runtimes cut before or after
-            raise UnsupportedError(f"Pad mode={mode}", got=amounts, expected="no negative pads")
-        if mode != "constant":
-            raise NotHandledError(f"Pad mode={mode}")
-        before, after = [0] * rank, [0] * rank
-        for k, axis in enumerate(over):
-            before[axis], after[axis] = amounts[k], amounts[len(over) + k]
-        item = node.attribute("value", 0)
-        if value is not None and value.numel():
-            item = value.reshape(()).item()
-        sizes = [d + b + a for d, b, a in zip(x.shape, before, after, strict=True)]
-        refuse_larger_than_memory(sizes, x.dtype, x.device)
-        flat = [p for b, a in zip(before[::-1], after[::-1], strict=True) for p in (b, a)]
-        return F.pad(x, flat, value=item)
-
-    return pad

@@ -471,7 +471,8 @@ for name, about, switch, holds in (
         lambda v: v.value < 0.5,
     ),
 ):
-    study.value(name, f"time of {about}", "switches", "cost", where={"switch": switch}, test=holds)
+    where = {"switch": switch, "provider": "CUDA"}
+    study.value(name, f"time of {about}", "switches", "cost", where=where, test=holds)
 study.value(
     "other.switches",
     "results of float32 that another switch than TF32's moves",

@@ -62,7 +62,7 @@ BUDGET_S = 0.2 if QUICK else 1.5 if CUDA else 4.0
 TOKENS, KEYS = (16, 32) if QUICK else (512 if CUDA else 128, 512)
 #: Of generate: type, questions at once, new tokens of each text, texts that are timed.
 TEXTS_IN = "float16" if CUDA else "float32"
-QUESTIONS, WRITTEN, ROUNDS = ((1,), 4, 1) if QUICK else ((1, 8), 128, 3)
+QUESTIONS, WRITTEN, ROUNDS = ((1,), 4, 2) if QUICK else ((1, 8), 128, 3)
 GRAPH, BEST = "inductor, reduce-overhead", "roundoff, CUDA graph"
 WAYS = {
     "eager": None,

@@ -111,7 +111,8 @@ def check_flag(name: str, value: Any) -> bool:
     >>> check_flag("truth", False)
     False
     """
-    if type(value).__name__ != "bool":  # NumPy's has this name, too
+    # The first question is one that torch.compile traces; NumPy's bool has this name, too.
+    if not isinstance(value, bool) and type(value).__name__ != "bool":
         raise ArgumentError(name, got=_shown(value), expected="True or False")
     return bool(value)
 

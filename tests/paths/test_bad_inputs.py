@@ -56,12 +56,16 @@ MISTAKES: dict[type, list[Any]] = {
 #: Arguments, and arguments with a value, that mean something or are handed on as they are.
 ANSWERED = {
     *("OptimizationOptions.verbose = -1", "onnx_custom_backend.verbose", "Editor.ours"),
-    *("OrtKernel.op_type = nothing", "OrtKernel.domain = nothing", "layer_norm_feeds.low = -1.0"),
-    *("layer_norm_feeds.high = -1.0", "padded.pad = -1", "binned.axis = -1", "arrange.x"),
+    *(
+        "OrtKernel.op_type = nothing",
+        "OrtKernel.domain = nothing",
+        "padded.pad = -1",
+        "binned.axis = -1",
+        "arrange.x",
+    ),
     *("max_diff.expected", "max_diff.got", "digest.tensor", "round_to.storage"),
     *("Difference.within.abs = -1.0", "dtype_info.dtype = 3", "orders_found.dtype = 3"),
-    *("get_parsed_args.name = nothing", "shuffled_programs.seed = -1"),
-    *("TrainedLlama.prompt.text = nothing",),
+    *("shuffled_programs.seed = -1", "TrainedLlama.prompt.text = nothing"),
 }
 
 
@@ -167,7 +171,6 @@ def of_times_and_pages() -> list[Call]:
         (made.ratio, {"a": "sum", "b": "max"}),
         (made.ratios, {"to": "sum"}),
         (partial(within, timing.torch_precision), {"tf32": True}),
-        (script.get_parsed_args, {"name": "p", "argv": [], "size": (8, "how many", 1)}),
         (Workers, {"count": 2}),
     ]
 
@@ -288,9 +291,8 @@ def of_one_model() -> list[Callable[[], Any]]:
     model, one = small(), TorchOnnxEvaluator(small())
     cut = models.layer_norm_matmul().SerializeToString()[:-1]
     options: list[dict[str, Any]] = [
-        *({"sizes": {"depth": 3}}, {"sizes": {"n": -1}}, {"sizes": {"n": 10**14}}),
         *({"module": m} for m in (lambda x, r: x[:1], lambda x, r: 1 / 0, torch.nn.Dropout())),
-        *({"calibration": c} for c in (1, 15, [FEEDS] * 3, [{"X": X}] * 20)),
+        *({"calibration": c} for c in (1, 14, [FEEDS] * 3, [{"X": X}] * 20)),
     ]
     return [
         *(partial(compare_runtimes, model, **{"calibration": 0} | o) for o in options),

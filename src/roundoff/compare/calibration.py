@@ -32,6 +32,7 @@ from typing import Any
 
 import torch
 
+from roundoff.arguments import check_flag
 from roundoff.describe import TypedTensor
 from roundoff.dtypes import DType
 from roundoff.errors import ArgumentError
@@ -127,6 +128,7 @@ class CalibratedTolerance:
         ShapeError
             The shapes differ.
         """
+        check_flag("any_scale", any_scale)
         if not self.found:
             raise ArgumentError("no tolerance can be defended", got=self.reason)
         a, b = typed_tensor(got, "got"), typed_tensor(expected, "expected")

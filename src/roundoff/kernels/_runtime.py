@@ -30,6 +30,7 @@ except ImportError as error:  # pragma: no cover - the platform has no Triton
         hint="pip install triton (Linux on x86-64)",
     ) from error
 
+from ..arguments import check_whole
 from ..describe import lacking
 from ..errors import ArgumentError, UnsupportedError
 
@@ -386,6 +387,7 @@ def shuffled_programs(seed: int) -> Iterator[None]:
     >>> not interpreting() or torch.equal(shuffled(1), shuffled(2))
     True
     """
+    check_whole("seed", seed)
     if not interpreting():
         raise ArgumentError(
             "programs can be shuffled only in Triton's interpreter",

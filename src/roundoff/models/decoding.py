@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ..arguments import check_whole
+from ..arguments import check_device, check_whole
 from ..errors import ArgumentError
 from .llama import check_tokens
 
@@ -129,6 +129,9 @@ def padded(
             [0, 0, 1]]))
     """
     tokens = _tokens(prompts)
+    check_whole("pad", pad)
+    check_whole("length", length, 0)
+    check_device(device)
     length = max(length, *map(len, tokens))
     ids = torch.full((len(tokens), length), pad)
     mask = torch.zeros_like(ids)
@@ -356,6 +359,7 @@ def decode(
     from transformers import StaticCache
 
     check_whole("tokens", tokens, 1)
+    check_whole("room", room, 0)
     end = model.config.eos_token_id
     pad = model.config.pad_token_id
     ids, mask = padded(prompts, end if pad is None else pad, length=length)

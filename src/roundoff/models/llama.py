@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..arguments import check_choice, check_device, check_float_dtype, check_whole
+from ..arguments import check_choice, check_device, check_flag, check_float_dtype, check_whole
 from ..errors import ArgumentError, DtypeError, ShapeError
 
 __all__ = ["SIZES", "Llama", "Size", "random_tokens"]
@@ -195,6 +195,8 @@ def random_tokens(
     (torch.Size([2, 16]), [0, 0, 0, 0, 1, 1])
     """
     check_device(device)
+    check_flag("with_mask", with_mask)
+    check_whole("seed", seed, 0)
     check_choice("padding", padding, ("left", "right"))
     generator = torch.Generator(device).manual_seed(seed)
     shape = (size.batch, size.length)

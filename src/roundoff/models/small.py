@@ -133,7 +133,9 @@ def layer_norm_feeds(
     import torch
 
     check_choice("weights", weights, ("uniform", "normal"))
-    check_whole("width", width, 1)
+    for name, number in {"rows": rows, "width": width, "batch": batch}.items():
+        check_whole(name, number, 1)
+    check_whole("seed", seed, 0)
 
     def draw(stream: int, *shape: int) -> torch.Tensor:
         return torch.rand(*shape, generator=torch.Generator().manual_seed(1000 * seed + stream))

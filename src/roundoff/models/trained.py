@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from ..arguments import check_choice, check_device, check_float_dtype, check_text, check_whole
-from ..errors import MissingDependencyError, ModelError, RoundoffError
+from ..errors import ArgumentError, MissingDependencyError, ModelError, RoundoffError
 
 if TYPE_CHECKING:
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -282,6 +282,8 @@ def _another_architecture(source: str | Path, found: str) -> ModelError:
 
 def _is_of_transformers(source: str | Path) -> bool:
     """Whether it is a folder, or has the form of a name on the hub."""
+    if not isinstance(source, (str, Path)):
+        raise ArgumentError("source", got=repr(source)[:80], expected=_SOURCES)
     is_name = re.fullmatch(r"[\w.-]+/[\w.-]+", str(source)) and not str(source).endswith(".gguf")
     return Path(source).is_dir() or bool(is_name and not Path(source).exists())
 

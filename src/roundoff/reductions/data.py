@@ -67,6 +67,8 @@ def draw_values(name: str, size: int = 8192, seed: int = 0) -> npt.NDArray[np.fl
     array([ 1.e+02, -1.e-04, -1.e-04])
     """
     check_choice("distribution", name, DISTRIBUTIONS)
+    check_whole("size", size, 0)
+    check_whole("seed", seed, 0)
     rng = np.random.default_rng(seed)
     if name == "normal":
         return rng.standard_normal(size)
@@ -267,7 +269,9 @@ def draw_orders(size: int, count: int = 128, seed: int = 0) -> npt.NDArray[np.in
     >>> draw_orders(4, count=5).shape
     (2, 4)
     """
+    check_whole("size", size, 0)
     check_whole("number of orders", count, FIXED_ORDERS)
+    check_whole("seed", seed, 0)
     rng = np.random.default_rng((seed, size))
     return rng.permuted(np.tile(np.arange(size), (count - FIXED_ORDERS, 1)), axis=1)
 

@@ -222,6 +222,7 @@ def orders_found(sums: Array, ranks: int, dtype: Any) -> list[OrderRun]:
     (((0, 1), 2), 3)
     """
     sums = float_array(sums)
+    check_whole("ranks", ranks, 1)
     pairs = list(combinations(range(ranks), 2))
     if sums.ndim != 2 or len(sums) != len(pairs):
         raise ShapeError("sums", got=sums.shape, expected=f"({len(pairs)}, size)")
@@ -323,6 +324,9 @@ def gloo_bounds(size: int, ranks: int, itemsize: int) -> list[int]:
     >>> gloo_bounds(3, 4, 4)
     [0, 2, 3, 3, 3]
     """
+    check_whole("size", size, 0)
+    check_whole("ranks", ranks, 1)
+    check_whole("itemsize", itemsize, 1)
     largest = itemsize * max(1, _GLOO_SEGMENT // itemsize)
     of_rank = _divided(max(_divided(size * itemsize, largest), 2 * ranks), ranks)
     piece = _divided(_divided(size * itemsize, of_rank * ranks), itemsize)  # in elements

@@ -14,7 +14,7 @@ import pandas as pd
 import torch
 from tqdm import tqdm
 
-from roundoff.arguments import check_device, check_whole
+from roundoff.arguments import check_device, check_number, check_whole
 from roundoff.errors import ArgumentError, UnsupportedError
 
 from .result import Sampling, Timings
@@ -105,6 +105,9 @@ def measure(
             raise ArgumentError(
                 f"{label!r} is not callable", got=type(function).__name__, expected="a function"
             )
+    check_number("budget_s", budget_s, 0)
+    check_number("precision", precision, 0)
+    check_whole("seed", seed, 0)
     moved = bytes or {}
     if unknown := [label for label in moved if label not in callables]:
         raise ArgumentError(

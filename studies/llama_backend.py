@@ -208,7 +208,7 @@ def autotuned(args):
     All replay a CUDA graph, and take turns. In float32 ``max-autotune`` takes too long to compile.
     """
     labels = ["inductor, reduce-overhead", "inductor, max-autotune", BEST]
-    for precision in ("float16", "bfloat16") if cuda and not unit_test_going() else ():
+    for precision in ("float16", "bfloat16") if cuda else ():
         yield from contest([(label, "sdpa", True) for label in labels], precision)
 
 

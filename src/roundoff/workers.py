@@ -36,6 +36,7 @@ _PRELOADED = ["numpy", "torch", "torch.distributed", "roundoff.reductions"]
 #: Its environment. What is imported may ask for GPUs: asked through the driver, no fork could use
 #: one.
 _VARIABLES = {"OMP_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+_GRACE_S = 0.5  # after an error of one rank, for the death of another that caused it
 
 
 class Workers:
@@ -182,28 +183,37 @@ class Workers:
 
     def _results(self, deadline: float) -> list[Any]:
         results: dict[int, Any] = {}
+        failed: dict[int, str] = {}
         waiting: dict[Any, int] = {pipe: rank for rank, (_, pipe) in enumerate(self._ranks)}
         while waiting:
-            answered: list[Any] = connection.wait(list(waiting), deadline - time.monotonic())
+            # A rank that died is why others fail: they may say so first.
+            left = deadline - time.monotonic()
+            limit = min(left, _GRACE_S) if failed else left
+            answered: list[Any] = connection.wait(list(waiting), limit)
+            if not answered and failed:
+                break
             if not answered:
                 raise WorkerError(
                     "the workers took too long",
                     got=f"more than {self.limit_s:g} s",
                     hint="a larger limit_s, where no rank waits for one that has left",
                 )
-            failure = None
             for pipe in answered:
                 rank = waiting.pop(pipe)
                 try:
                     results[rank], words = pickle.loads(pipe.recv_bytes())  # noqa: S301
-                except (EOFError, OSError) as error:  # which is why others fail
+                except (EOFError, OSError) as error:
                     raise WorkerError(f"the worker of rank {rank} died", got="no result") from error
                 if words:
-                    failed = f"the worker of rank {rank} failed"
-                    failure = WorkerError(failed, got=words.splitlines()[-1])
-                    failure.add_note(words)
-            if failure:
-                raise failure
+                    failed[rank] = words
+        if failed:
+            # Of two errors the one that is not of the network is the other's cause.
+            rank = min(failed, key=lambda rank: ("Connection closed" in failed[rank], rank))
+            failure = WorkerError(
+                f"the worker of rank {rank} failed", got=failed[rank].splitlines()[-1]
+            )
+            failure.add_note(failed[rank])
+            raise failure
         return [results[rank] for rank in range(len(results))]
 
 

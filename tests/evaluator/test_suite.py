@@ -194,5 +194,6 @@ def test_truth_of_a_case_of_each_form(each_form: list[Case]) -> None:
 
 if __name__ == "__main__":
     for one in cases():
-        if {node.op_type for node in one.model.graph.node} & set(sys.argv[1:]):
+        asked = {node.op_type for node in one.model.graph.node} & set(sys.argv[1:])
+        if asked and one.name not in KNOWN:
             print(one.name, *sorted(set(outcome(one).values())))

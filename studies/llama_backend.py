@@ -27,6 +27,7 @@ from roundoff.fusion import rules as fusion_rules
 from roundoff.models import SIZES, Llama, random_tokens
 from roundoff.ort import available
 from roundoff.page.measurement import Study
+from roundoff.script import unit_test_going
 from roundoff.timing import measure, torch_precision
 
 warnings.simplefilter("ignore", FutureWarning)  # torch's exporter uses what torch deprecates
@@ -37,7 +38,8 @@ study = Study(
     "A Llama layer in eager torch, in inductor and in ONNX Runtime: times, errors, memory.",
     on="nvidia-h200",
 )
-CONFIG, BUDGET_S = ("medium", 4.0) if cuda else ("tiny", 0.2)  # of measuring each precision
+full = cuda and not unit_test_going()
+CONFIG, BUDGET_S = ("medium", 4.0) if full else ("tiny", 0.2)  # of measuring each precision
 PRECISIONS = {  # type, TF32 in its products
     "float16": (torch.float16, False),
     "bfloat16": (torch.bfloat16, False),
@@ -193,9 +195,9 @@ def times(args):
     what comes and goes in a call.
     """
     rows = []
-    for precision in PRECISIONS if cuda else ["float32"]:
+    for precision in PRECISIONS if full else ["float32"]:
         rows += contest(list(ways()), precision)
-    if cuda:
+    if full:
         telling = [w for w in ways() if w[1] == "sdpa" and w[0] in ("eager", *CHOSEN)]
         rows += contest(telling, "float16", "large")
     return rows
@@ -208,7 +210,7 @@ def autotuned(args):
     All replay a CUDA graph, and take turns. In float32 ``max-autotune`` takes too long to compile.
     """
     labels = ["inductor, reduce-overhead", "inductor, max-autotune", BEST]
-    for precision in ("float16", "bfloat16") if cuda else ():
+    for precision in ("float16", "bfloat16") if full else ():
         yield from contest([(label, "sdpa", True) for label in labels], precision)
 
 
@@ -228,7 +230,7 @@ def separated(args):
         chosen += [(f"{label}, CUDA graph", "sdpa", True) for label in (UNFUSED, BACKEND)]
     for name, rules in ("attention", attention_alone), ("all", fusion_rules):
         with mock.patch.object(fusion, "rules", rules):
-            for row in contest(chosen, "float16" if cuda else "float32"):
+            for row in contest(chosen, "float16" if full else "float32"):
                 yield {"rules": name} | row
 
 
@@ -238,7 +240,7 @@ def separated(args):
 @study.table(part="processor", times=["first length", "known length"])
 def costs(args):
     """Seconds of the first call and of a later one, of small layers; ``dynamic=True``."""
-    small, depth = SIZES["small" if cuda else "tiny"], 2 if cuda else 0
+    small, depth = SIZES["small" if full else "tiny"], 2 if full else 0
     for label in ("inductor", "roundoff") if cuda else ("roundoff",):
         run, _ = prepare(Llama(small, depth, device=device), label, dynamic=True)
         ids, seconds = random_tokens(small, False, device), []
@@ -348,26 +350,18 @@ for name, optimization in (("nodes.unfused", UNFUSED), ("nodes.fused", BACKEND))
         where=row(optimization),
         test=lambda v, most=200 if optimization == UNFUSED else 21: 0 < v.value <= most,
     )
-for name, optimization, table, least in (
-    ("graph", "inductor, reduce-overhead", "times", 150),
-    ("best", BEST, "times", 500),
-    ("tiers", "roundoff, CUDA graph", "times", 300),
-    ("plain", BACKEND, "times", 200),
-    ("best.again", BEST, "autotuned", 400),
-    ("tiers.again", "roundoff, CUDA graph", "separated", 200),
+for name, optimization, least in (
+    ("graph", "inductor, reduce-overhead", 150),
+    ("best", BEST, 500),
+    ("tiers", "roundoff, CUDA graph", 300),
+    ("plain", BACKEND, 200),
 ):
-    chosen = {
-        "times": row(optimization),
-        "autotuned": {"optimization": optimization, "precision": "float16"},
-        "separated": {"optimization": optimization, "rules": "all"},
-    }
     study.value(
         f"memory.{name}",
-        f"MiB beside the model, {optimization}, {LAYER}, float16" + ", a later run" * ("." in name),
-        table,
+        f"MiB beside the model, {optimization}, {LAYER}, float16",
+        "times",
         "memory",
-        where=chosen[table],
-        on="nvidia-h200" if table == "times" else "nvidia-h100-80gb-hbm3",
+        where=row(optimization),
         test=lambda v, least=least: least < v.value < 2 * least,
     )
 study.value(

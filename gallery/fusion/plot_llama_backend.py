@@ -4,23 +4,22 @@ r"""
 How do I write a backend for torch.compile?
 ===========================================
 
-In thirty lines, with ONNX Runtime behind it. Then the harder part: making a Llama layer faster.
+In thirty lines, with ONNX Runtime. Then the harder part: a faster Llama layer.
 
 .. answer:: nvidia-h200
 
    **Why.** ``torch.compile`` calls your function with a graph of operators, and runs the function
-   that it returns. To convert a Llama layer to ONNX is not enough: each small operator still reads
-   its inputs from memory and writes its result there. Converted, the layer takes
+   that it returns. To convert a Llama layer to ONNX is not enough: each small operator reads its
+   inputs from memory and writes its result there. Converted, the layer takes
    :bound:`2.7 <unfused>` times as long as with inductor (small feed-forward part, a prompt in
    float16, no CUDA graph).
 
-   **The cure.** Rewrite the graph by rules, so that one operator replaces several. This saves
-   :bound:`59 % <saved.rules@nvidia-h100-80gb-hbm3>` of the converted layer's time on an H100. With
-   Triton kernels, and CUDA graphs on both sides, the layer takes :bound:`0.86 <best>` of inductor's
-   time on the H200. Without these kernels the ratio is :bound:`1.11 <fused.graph>`.
+   **The cure.** Rewrite the graph by rules, so that one operator replaces several. With Triton
+   kernels as well, and CUDA graphs on both sides, the layer takes :bound:`0.86 <best>` of
+   inductor's time on an H200, and :bound:`1.11 <fused.graph>` without these kernels.
 
    **The price.** The best version serves one prompt length. It holds :bound:`710 <memory.best>` MiB
-   beside the model, and inductor :bound:`196 <memory.graph>`.
+   beside the model, inductor :bound:`196 <memory.graph>`.
 
    .. code-block:: python
 
@@ -414,14 +413,12 @@ plt.show()
 # with CUDA graphs holds :bound:`196 <memory.graph>` (H200, float16). Of these 710 MiB, 112 are
 # copies of weights, side by side (``packed=1.0`` allows them; ``packed=0`` makes none, and was not
 # timed). We do not know what takes the rest. Tiers 1 and 2 hold :bound:`402 <memory.tiers>` MiB
-# with a CUDA graph, and :bound:`288 <memory.plain>` without. In a later run on an H100, with newer
-# code, tier 3 held :bound:`556 <memory.best.again@nvidia-h100-80gb-hbm3>` MiB and tiers 1 and 2
-# held :bound:`304 <memory.tiers.again@nvidia-h100-80gb-hbm3>`, both with a CUDA graph.
+# with a CUDA graph, and :bound:`288 <memory.plain>` without.
 #
 # **The first call** converts the model. For two small layers this took :bound:`5.6 <compile>` s on
-# the H200's host, and inductor took :bound:`7.6 <compile.inductor>`. In a second run inductor took
-# longer, too. One later call took :bound:`2.0 <later>` ms, and inductor's
-# :bound:`1.0 <later.inductor>`. On the H100 the two were alike.
+# the H200's host, and inductor took :bound:`7.6 <compile.inductor>`. One later call took
+# :bound:`2.0 <later>` ms, and inductor's :bound:`1.0 <later.inductor>`. On the H100 the two were
+# alike.
 #
 # **A CUDA graph** serves one shape, and ``dynamic=False`` compiles again for a new length. The next
 # call overwrites the result: copy what you keep.
@@ -439,8 +436,7 @@ plt.show()
 # imports. The cell sets the module to ``eval()``. A model that ``torch.compile`` or the backend
 # cannot compile as one graph is refused, with the reason. On a GPU both compiled versions use CUDA
 # graphs. On a CPU one thread is timed, and inductor needs a C++ compiler. A line has the time over
-# eager PyTorch's, its 95 % interval, and the typical error in ε × RMS. A model as small as this one
-# may be slower when it is compiled.
+# eager PyTorch's, its 95 % interval, and the typical error in ε × RMS.
 
 MODEL = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.SiLU())
 INPUTS = (torch.randn(64, 256),)
@@ -473,7 +469,6 @@ for name, ratio, low, high in speed.ratios().itertuples(index=False):
 # * Inductor's *max-autotune* gains nothing here: on an H100 there is
 #   :bound:`no difference measured <autotune@nvidia-h100-80gb-hbm3>` to *reduce-overhead*.
 # * On an H100 the best version takes :bound:`0.88 <best@nvidia-h100-80gb-hbm3>` of inductor's time.
-#   Tier 3 without CUDA graphs was timed once, on a slow host.
 # * Padding on the left leaves tokens with nothing to attend to: their result is undefined.
 #   PyTorch's eager attention gives them a mean, its fused attention (sdpa) zeros. A comparison then
 #   shows a large error where nothing is wrong. The mask of this page pads on the right.

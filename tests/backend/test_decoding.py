@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from through_backend import compiled
 
 from roundoff.backend.program import written_in_place
-from roundoff.backend.variant import CompileSettings, chosen_providers
+from roundoff.backend.runner import chosen_providers
 from roundoff.errors import ShapeError
 from roundoff.fusion import OptimizationOptions
 
@@ -65,9 +64,9 @@ def test_a_step_as_on_cuda_repeats_no_keys(monkeypatch: pytest.MonkeyPatch) -> N
     assert left.count("Expand") == 2  # of all lengths at once; and of the mask, once
 
 
-@pytest.mark.parametrize("opset", [None, 24])
+@pytest.mark.parametrize("processor", ["CPU", "CUDA"])
 @pytest.mark.parametrize("shape", [(1, 6, 3), (2, 4, 6, 3), (3, 6)])
-def test_a_static_cache_is_written_where_it_lies(shape: tuple[int, ...], opset: int | None) -> None:
+def test_a_static_cache_is_written_where_it_lies(shape: tuple[int, ...], processor: str) -> None:
     """No copy of a cache: what the step returns for it is its own memory.
 
     By TensorScatter, where the index has one element; of more they need not be neighbours.
@@ -78,7 +77,7 @@ def test_a_static_cache_is_written_where_it_lies(shape: tuple[int, ...], opset: 
         cache.index_copy_(axis, at, new)
         return cache.sum(axis)
 
-    run, graphs = compiled(f, target_opset=opset)
+    run, graphs = compiled(f, options=OptimizationOptions(processor=processor))
     caches = [torch.randn(shape) for _ in range(2)]
     caches[1].copy_(caches[0])
     with torch.no_grad():
@@ -88,22 +87,12 @@ def test_a_static_cache_is_written_where_it_lies(shape: tuple[int, ...], opset: 
             torch.testing.assert_close(run(caches[0], at, new), f(caches[1], at, new))
             assert torch.equal(caches[0], caches[1])
     for graph, several in zip(graphs, (False, True), strict=True):
-        written = "TensorScatter" if opset and not several else "Scatter"
+        written = "TensorScatter" if processor == "CUDA" and not several else "Scatter"
         assert any(node.op_type.startswith(written) for node in graph.model.graph.node)
         assert list(written_in_place(graph.model).values()) == [graph.names[0]]
 
 
 UNFUSED = [("CUDAExecutionProvider", {"sdpa_kernel": "16"})]
-REPLAYED = CompileSettings(
-    opset=None,
-    verbose=0,
-    options=OptimizationOptions(),
-    storage=None,
-    dump_prefix=None,
-    providers=None,
-    cuda_graph=True,
-)
-GIVEN = [("CUDAExecutionProvider", {"sdpa_kernel": "8"})]
 
 
 @pytest.mark.parametrize(
@@ -118,9 +107,6 @@ GIVEN = [("CUDAExecutionProvider", {"sdpa_kernel": "8"})]
         (None, {"op": "GroupQueryAttention"}),
         (None, {"more": "17"}),  # of which one attention has too many
         (None, {"op": "Other"}),  # no attention
-        (None, {"graph": False}),
-        (None, {"device": "cpu"}),
-        (GIVEN, {"given": GIVEN}),
     ],
     ids=str,
 )
@@ -133,9 +119,6 @@ def test_a_decode_step_in_a_cuda_graph_gets_unfused_attention(
         "rows": "3",
         "more": "1",
         "op": "MultiHeadAttention",
-        "graph": True,
-        "device": "cuda",
-        "given": None,
     } | change
     proto = onnx.parser.parse_model(
         """<ir_version: 10, opset_import: ["": 20, "com.microsoft": 1]>
@@ -144,8 +127,7 @@ def test_a_decode_step_in_a_cuda_graph_gets_unfused_attention(
         y = com.microsoft.{op}<num_heads = 1>(q, k, k)
         z = com.microsoft.{op}<num_heads = 1>(r, c, c) }}""".format(**chosen)
     )
-    settings = dataclasses.replace(REPLAYED, providers=chosen["given"], cuda_graph=chosen["graph"])
-    assert chosen_providers(proto, torch.device(chosen["device"]), settings) == expected
+    assert chosen_providers(proto) == expected
 
 
 @torch.no_grad()
@@ -154,7 +136,6 @@ def test_a_decode_step_in_a_cuda_graph_gets_unfused_attention(
     [
         {},
         {"processor": "CPU"},
-        {"asked": 20},
         {"places": [4, 1]},
         {"axis": 0, "places": [1]},
         {"written": False},
@@ -164,7 +145,7 @@ def test_a_decode_step_in_a_cuda_graph_gets_unfused_attention(
 )
 def test_the_opset_of_a_graph_that_asks_for_none(change: dict[str, Any]) -> None:
     """24 on CUDA where one place of a static cache is written, else 20 as ever."""
-    chosen = {"processor": "CUDA", "asked": None, "places": [4], "axis": 1, "written": True}
+    chosen = {"processor": "CUDA", "places": [4], "axis": 1, "written": True}
     chosen |= {"last": torch.relu} | change
     axis, at = chosen["axis"], torch.tensor(chosen["places"])
 
@@ -173,7 +154,7 @@ def test_the_opset_of_a_graph_that_asks_for_none(change: dict[str, Any]) -> None
         return chosen["last"](made.sum(axis))
 
     options = OptimizationOptions(processor=chosen["processor"])
-    run, graphs = compiled(f, target_opset=chosen["asked"], options=options)
+    run, graphs = compiled(f, options=options)
     cache = torch.randn(2, 6, 3)
     new, other = cache.index_select(axis, at) + 1, cache.clone()
     torch.testing.assert_close(run(cache, at, new), f(other, at, new))

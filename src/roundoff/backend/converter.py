@@ -56,6 +56,8 @@ class Converted:
     Attributes
     ----------
     model : onnx.ModelProto
+    names : list of str
+        Its inputs, all of them tensors.
     symbols : list of Symbol
         All symbolic sizes that the arguments decide.
     integers : list of str
@@ -64,16 +66,17 @@ class Converted:
         Operator of domain "roundoff" -> what runs it: the operators that stay with torch.
     by_torch : dict of str to str
         Operator that stays with torch -> why.
-    written : list of int
-        Arguments that the graph writes to: their new values are the model's last outputs.
+    written : dict of str to str
+        Outputs that are new values of an input, which come last -> that input.
     """
 
     model: onnx.ModelProto
+    names: list[str]
     symbols: list[Symbol]
     integers: list[str]
     kernels: dict[str, Kernel]
     by_torch: dict[str, str]
-    written: list[int]
+    written: dict[str, str]
 
 
 class Converter:
@@ -145,12 +148,13 @@ class Converter:
     def finish(self, gm: torch.fx.GraphModule, names: Sequence[str]) -> Converted:
         (returned,) = gm.graph.output_node().args
         outputs: list[ir.Value] = []
-        places = gm.graph.find_nodes(op="placeholder")
         values = [self.values[node] for node in returned]  # type: ignore[union-attr, index]
         values += self.written.values()
         if self._checks and values:
             values[0] = self._checked(values[0])
-        names = [*names, *(f"written_{i}" for i in range(len(self.written)))]
+        targets = [self.values[node].name for node in self.written]
+        written = {f"written_{i}": name for i, name in enumerate(targets)}
+        names = [*names, *written]
         for value, name in zip(values, names, strict=True):
             if value.producer() is None or value in outputs:
                 value = self.op("Identity", value)
@@ -165,8 +169,15 @@ class Converter:
             name="graph",
         )
         model = ir.to_proto(ir.Model(graph, ir_version=10))
-        written = [places.index(node) for node in self.written]
-        return Converted(model, self._symbols, self._integers, self.kernels, self.by_torch, written)
+        return Converted(
+            model,
+            [value.name for value in self._inputs],
+            self._symbols,
+            self._integers,
+            self.kernels,
+            self.by_torch,
+            written,
+        )
 
     def check(self, condition: ir.Value, message: str) -> None:
         """Let a call raise with a message where a condition is false."""

@@ -120,11 +120,6 @@ def overlapping() -> tuple[torch.Tensor, ...]:
     return base[:8], base[4:]
 
 
-def strided(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    y = x * 2
-    return y.as_strided((3, 2, 6), (6, 6, 1), 6) + 1, y.T.as_strided((2, 5), (7, 3), 4) + 1
-
-
 #: A function, and its inputs.
 CONTRACT: dict[str, tuple[Callable[..., Any], Callable[[], tuple[torch.Tensor, ...]]]] = {
     "products": (products, lambda: (torch.randn(3, 4, 5),)),
@@ -153,7 +148,10 @@ CONTRACT: dict[str, tuple[Callable[..., Any], Callable[[], tuple[torch.Tensor, .
     "a scalar": (lambda x, s: (x * s, s + 1), lambda: (torch.randn(2, 3), torch.tensor(2.0))),
     "no elements": (lambda x: (x * 2).reshape(2, 0, 3), lambda: (torch.randn(0, 6),)),
     "a constant": (lambda x: x * torch.tensor([2.0, -3.0]), lambda: (torch.randn(2),)),
-    "strided views": (strided, lambda: (torch.randn(6, 6),)),
+    "a strided view": (
+        lambda x: (x * 2).as_strided((3, 2, 6), (6, 6, 1), 6) + 1,
+        lambda: (torch.randn(6, 6),),
+    ),
     "another type": (lambda x: (x.view(torch.int32), x.t()), lambda: (torch.randn(3, 4),)),
     "complex": (lambda x: torch.view_as_complex(x * 2).conj() + 1j, lambda: (torch.randn(3, 2),)),
     "an FFT": (
@@ -490,7 +488,9 @@ def test_several_devices_are_refused_by_name() -> None:
         (lambda x: torch.fft.rfft(x).abs(), torch.ones(4), "complex numbers have no kernels"),
         (lambda x: torch.linalg.eigvalsh(x), torch.eye(4), "linalg"),
         (lambda x: x.reshape(2, 1), torch.ones(2, dtype=torch.complex64), "does not take"),
-        (lambda x: F.conv1d(x, x[:1, :, :3]), torch.ones(2, 3, 9).double(), "for Conv"),
+        (lambda x: x.clamp(0, 1), torch.tensor([3], dtype=torch.int16), "for Max"),
+        (lambda x: x * 2, torch.ones(2).double(), "in float32"),
+        (lambda x: x * 2, torch.ones(2).bfloat16(), "bfloat16 on a processor"),
         (lambda x: x.half() < x, torch.tensor([2049]), "rounding of integers"),
     ],
 )

@@ -22,7 +22,7 @@ from roundoff.fusion.editor import Dim, fresh_name, reshape_target
 from .capture import outside
 from .sizes import dim, dims, symbols_of
 
-__all__ = ["Converted", "Converter", "Symbol", "dims_of", "fixed_number", "onnx_type"]
+__all__ = ["Converted", "Converter", "Symbol", "dims_of", "onnx_type"]
 
 Kernel = Callable[[Sequence[Any], dict[str, Any]], Sequence[torch.Tensor]]
 # On a processor ONNX Runtime computes float16 in float32, and joins the Cast that it puts in for it
@@ -118,8 +118,8 @@ class Converter:
         alone: dict[str, int] = {}
         for i, (node, example, name) in enumerate(zip(places, examples, names, strict=True)):
             if i in numbers:
-                number = torch.tensor(numbers[i], dtype=example.dtype)
-                self.values[node] = self.constant(number.numpy())
+                known = torch.tensor(numbers[i], dtype=example.dtype)
+                self.values[node] = self.constant(known.numpy())
             elif isinstance(example, torch.Tensor):
                 value = self._value(name, dims(example.shape), onnx_type(example.dtype))
                 self.values[node] = value
@@ -307,13 +307,10 @@ class Converter:
         if isinstance(x, torch.fx.Node):
             example = x.meta.get("val")
             if isinstance(example, (float, torch.SymFloat)):
-                known = fixed_number(example)
-                if known is None:
-                    raise UnsupportedError("a number that depends on a size", got=str(example))
-                return self.tensor(known, dtype)
+                return self.tensor(float(example), dtype)
             if _is_size(example):
-                number = self.reshape(self.size(dim(example)), [])
-                return number if dtype is None else self.cast(number, dtype)
+                size = self.reshape(self.size(dim(example)), [])
+                return size if dtype is None else self.cast(size, dtype)
             value = self.values[x]
             return value if dtype is None else self.cast(value, dtype)
         kind = dtype or (ir.DataType.INT64 if isinstance(x, int) else ir.DataType.FLOAT)
@@ -445,14 +442,6 @@ def dims_of(value: ir.Value) -> list[Dim]:
 def onnx_type(dtype: torch.dtype) -> ir.DataType:
     """torch's type of an element as ONNX's."""
     return ir.DataType(dtype_info(dtype).onnx)
-
-
-def fixed_number(number: float | torch.SymFloat) -> float | None:
-    """A number that sizes do not decide, else None."""
-    if not isinstance(number, torch.SymFloat):
-        return float(number)
-    expression = number.node.expr
-    return float(expression) if expression.is_number else None
 
 
 def _is_size(value: Any) -> bool:

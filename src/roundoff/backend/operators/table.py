@@ -11,7 +11,7 @@ import torch
 
 from roundoff.fusion.editor import Dim
 
-from ..converter import Converter, fixed_number, onnx_type
+from ..converter import Converter, onnx_type
 from ..sizes import dim, dims
 
 __all__ = [
@@ -83,26 +83,21 @@ def constant_of(c: Converter, x: Any) -> float | None:
     if not isinstance(x, torch.fx.Node):
         return float(x)
     if isinstance(x.meta.get("val"), (float, torch.SymFloat)):
-        return fixed_number(x.meta["val"])
+        return float(x.meta["val"])
     value = c.values.get(x)
     array = c.array(value) if isinstance(value, ir.Value) else None
     return None if array is None else float(array)
 
 
-def fits(number: Any, dtype: torch.dtype) -> bool:
+def fits(x: Any, dtype: torch.dtype) -> bool:
     """Whether a type of torch's holds a number: torch raises where it does not, a cast wraps it."""
-    if isinstance(number, torch.fx.Node):
-        known = number.meta.get("val")
-        if isinstance(known, torch.SymInt):
-            return dtype.is_floating_point or dtype == torch.int64
-        if isinstance(known, torch.SymFloat):
-            known = fixed_number(known)
-        if known is None or isinstance(known, torch.Tensor):
-            return known is not None
-        number = known
-    if dtype.is_floating_point:
-        return not math.isfinite(number) or abs(number) <= torch.finfo(dtype).max
-    if dtype == torch.bool:
+    known = x.meta["val"] if isinstance(x, torch.fx.Node) else x
+    if isinstance(known, torch.Tensor) or dtype == torch.bool:
         return True
+    if isinstance(known, torch.SymInt):
+        return dtype.is_floating_point or dtype == torch.int64
+    known = float(known)
+    if dtype.is_floating_point:
+        return not math.isfinite(known) or abs(known) <= torch.finfo(dtype).max
     kind = torch.iinfo(dtype)
-    return math.isfinite(number) and kind.min <= number <= kind.max
+    return math.isfinite(known) and kind.min <= known <= kind.max

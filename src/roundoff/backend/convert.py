@@ -2,8 +2,8 @@
 
 An operator of the table (:mod:`.operators`) is written down directly. Any other stays with torch,
 as a step between partitions: torch's exporter writes some hundred of them otherwise than eager
-computes them (NaN, -0, overflow, train()), so it is not asked. A float that sizes decide is taken as
-it is: dynamo guards it, and compiles again where it is another.
+computes them (NaN, -0, overflow, train()), so it is not asked. A float that sizes decide is taken
+as it is: dynamo guards it, and compiles again where it is another.
 """
 
 from __future__ import annotations

@@ -225,17 +225,10 @@ class Converter:
         return None if result is None else self._finished(result, expected, node.name)
 
     def _finished(self, value: ir.Value, expected: Any, name: str) -> ir.Value:
-        if not isinstance(expected, torch.Tensor):
-            return value
-        kind = onnx_type(expected.dtype)
-        if value.dtype != kind:
-            value = self.cast(value, kind)
-        shape = dims(expected.shape)
         # What passes through (a clone, an alias) keeps the name that it has.
-        if value.producer() is not None and not (value.name or "").startswith("%"):
-            return value
-        if value.producer() is not None:
-            value.shape = ir.Shape(shape)
+        if value.producer() is not None and (value.name or "").startswith("%"):
+            value.shape = ir.Shape(dims(expected.shape))
+            value.type = ir.TensorType(onnx_type(expected.dtype))
             value.name = self._fresh(name)
             self._bind_axes(value, None)
         return value

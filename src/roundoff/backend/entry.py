@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._decomp import get_decompositions
 from torch._dynamo.backends.common import aot_autograd
 
 from roundoff.arguments import check_choice, check_flag
@@ -20,6 +21,7 @@ from .capture import (
     keep_composites,
 )
 from .compiled import ByNumbers, Compiled, CompileSettings
+from .operators import WRITTEN_IN_OTHERS
 
 __all__ = ["onnx_custom_backend"]
 
@@ -144,9 +146,11 @@ def onnx_custom_backend(
             return ByNumbers(numbers, constants, make) if numbers else make(constants)
 
         with as_constants(fixed):
-            return aot_autograd(fw_compiler=compiler, keep_inference_input_mutations=True)(
-                kept, args
-            )
+            return aot_autograd(
+                fw_compiler=compiler,
+                decompositions=get_decompositions(WRITTEN_IN_OTHERS),
+                keep_inference_input_mutations=True,
+            )(kept, args)
     except RoundoffError as e:
         if torch._guards.TracingContext.try_get() is None:
             raise

@@ -420,16 +420,10 @@ class Program:
         # block beside what the first run has left in the arena: twice the memory of activations,
         # and no less time (SmolLM2, 1 and 128 tokens, two cores: 1.00 and 0.99 without).
         options: dict[str, Any] = {"enable_mem_pattern": False}
-        graph = part.graph
-        values = [*graph.input, *graph.output, *graph.value_info]
-        double = any(v.type.tensor_type.elem_type == onnx.TensorProto.DOUBLE for v in values)
-        # ONNX Runtime's own fusions hold the scale and the epsilon of a norm in float32.
-        level = "basic" if double else "all"
-        left_out = ["LayerNormFusionL1"] if double else []  # the one fusion of a norm that is basic
-        left_out += [SPLITS_SLICES] if self.cuda else []
-        options["optimization.disable_specified_optimizers"] = ";".join(left_out)
+        if self.cuda:
+            options["optimization.disable_specified_optimizers"] = SPLITS_SLICES
         with contextlib.nullcontext() if self.stream is None else torch.cuda.stream(self.stream):
-            return session(part, providers, tf32=tf32, optimization=level, session_options=options)
+            return session(part, providers, tf32=tf32, session_options=options)
 
     def run(
         self,

@@ -15,20 +15,31 @@ from ..converter import Converter, onnx_type
 from ..sizes import dim, dims
 
 __all__ = [
-    "BOOL", "DOUBLE", "FLOAT", "INT64", "TABLE", "axis_of", "constant_of", "fits", "is_empty",
-    "kind_of", "on_cpu", "overload", "rank_of", "shape_of", "size_of", "writes",
-]  # fmt: skip
+    *("BOOL", "FLOAT", "INT64", "TABLE", "WRITTEN_IN_OTHERS", "axis_of", "constant_of", "fits"),
+    *("is_empty", "kind_of", "on_cpu", "rank_of", "shape_of", "size_of", "writes"),
+]
 
 #: Overload -> what writes it.
 TABLE: dict[Any, Callable[..., Any]] = {}
 BOOL, INT64 = ir.DataType.BOOL, ir.DataType.INT64
-FLOAT, DOUBLE = ir.DataType.FLOAT, ir.DataType.DOUBLE
+FLOAT = ir.DataType.FLOAT
 
 
 def overload(name: str) -> Any:
     """The operator of torch's that ``namespace.name[.overload]`` names."""
     space, name, *rest = name.split(".")
     return getattr(getattr(getattr(torch.ops, space), name), rest[0] if rest else "default")
+
+
+#: Operators that torch writes in others, of the same values, before they are converted.
+WRITTEN_IN_OTHERS = [
+    overload(f"aten.{name}")
+    for name in (
+        *("arange", "arange.start", "clamp_max", "clamp_min", "new_full", "new_ones", "new_zeros"),
+        *("ones", "ones_like", "rsub.Scalar", "rsub.Tensor", "stack", "t", "transpose.int"),
+        *("tril", "triu", "unbind.int", "zeros", "zeros_like"),
+    )
+]
 
 
 def writes(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

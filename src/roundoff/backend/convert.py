@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from roundoff.errors import UnsupportedError
 
-from .converter import Converted, Converter
+from .converter import Converted, Converter, LeftToTorchError
 from .operators import TABLE, writes_one_place
 from .others import by_torch
 
@@ -115,12 +115,15 @@ def _written(c: Converter, node: torch.fx.Node, refused: Mapping[str, str]) -> A
         )
     reason = refused.get(node.name) or _of_its_types(c, node)
     if reason is None:
+        reason = "no form in ONNX is known to compute the same"
         write: Any = TABLE.get(node.target)
         if write is not None and _takes(write, node):
-            result = write(c, node, *node.args, **node.kwargs)
+            try:
+                result = write(c, node, *node.args, **node.kwargs)
+            except LeftToTorchError as e:
+                result, reason = NotImplemented, str(e)
             if result is not NotImplemented:
                 return result
-        reason = "no form in ONNX is known to compute the same"
     schema = getattr(node.target, "_schema", None)
     if schema is not None and schema.is_mutable:
         # Handed copies by a partition, torch would write to them.

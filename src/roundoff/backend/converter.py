@@ -7,6 +7,7 @@ nodes compute them only where an operator asks for a number.
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,27 +18,19 @@ import torch
 
 from roundoff.dtypes import dtype_info
 from roundoff.errors import UnsupportedError
-from roundoff.fusion.editor import Dim, fresh_name, reshape_target
+from roundoff.evaluator.values import to_numpy
+from roundoff.fusion.editor import Dim, fresh_name, reshape_target, static
 
 from .capture import outside
 from .sizes import dim, dims, symbols_of
 
-__all__ = ["Converted", "Converter", "Symbol", "dims_of", "onnx_type"]
+__all__ = ["Converted", "Converter", "LeftToTorchError", "Symbol", "dims_of", "onnx_type"]
 
 Kernel = Callable[[Sequence[Any], dict[str, Any]], Sequence[torch.Tensor]]
-# On a processor ONNX Runtime computes float16 in float32, and joins the Cast that it puts in for it
-# with the one to float16.
-_TO_HALF = "torch.half"
-_NOT_ROUNDED = "ONNX Runtime leaves out the rounding of integers to float16 before it computes"
-#: Integers that float16 does not hold.
-_INTEGERS = (
-    ir.DataType.INT64,
-    ir.DataType.INT32,
-    ir.DataType.INT16,
-    ir.DataType.UINT64,
-    ir.DataType.UINT32,
-    ir.DataType.UINT16,
-)
+
+
+class LeftToTorchError(Exception):
+    """Why an operator of the table stays with torch for these arguments."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,36 +195,32 @@ class Converter:
     def begin(self, node: torch.fx.Node) -> bool:
         """Whether there is anything to write for a node of torch's graph; it is the current one."""
         if node.op == "get_attr":
-            attribute = _attribute(node)
+            attribute = operator.attrgetter(str(node.target))(node.graph.owning_module)
             if isinstance(attribute, torch.Tensor):
-                self.values[node] = self._tensor(attribute)
+                with outside():
+                    self.values[node] = self.constant(to_numpy(attribute))
             return False
         self.current = node.name
         return node.op == "call_function" and not _is_size(node.meta.get("val"))
 
     def end(self, node: torch.fx.Node, result: Any) -> None:
         """What was written for a node is its value from now on."""
-        self.values[node] = self._named(node, result)
+        self.values[node] = result
+        expected: Any = node.meta.get("val")
+        if isinstance(result, list):
+            for i, value in enumerate(result):
+                self._finish(value, expected[i], f"{node.name}_{i}")
+        else:
+            self._finish(result, expected, node.name)
 
-    def _named(self, node: torch.fx.Node, result: Any) -> Any:
-        """Results under the node's name, with the type and the sizes that torch gives them."""
-        expected = node.meta.get("val")
-        if isinstance(result, (list, tuple)):
-            some = [
-                None if r is None else self._finished(r, e, f"{node.name}_{i}")
-                for i, (r, e) in enumerate(zip(result, expected, strict=True))  # type: ignore[arg-type]
-            ]
-            return some
-        return None if result is None else self._finished(result, expected, node.name)
-
-    def _finished(self, value: ir.Value, expected: Any, name: str) -> ir.Value:
+    def _finish(self, value: ir.Value | None, expected: Any, name: str) -> None:
+        """Give a value the type and the sizes that torch foretold."""
         # What passes through (a clone, an alias) keeps the name that it has.
-        if value.producer() is not None and (value.name or "").startswith("%"):
+        if value is not None and str(value.name).startswith("%"):
             value.shape = ir.Shape(dims(expected.shape))
             value.type = ir.TensorType(onnx_type(expected.dtype))
             value.name = self._fresh(name)
             self._bind_axes(value, None)
-        return value
 
     def op(
         self,
@@ -316,10 +305,9 @@ class Converter:
         array = self._arrays.get(value)
         if array is not None and array.size <= 64:
             return self.constant(array.astype(dtype.numpy()))
-        if self.on_cpu and dtype == ir.DataType.FLOAT16 and value.dtype in _INTEGERS:
-            self.kernels[_TO_HALF] = lambda given, _: [given[0].half()]
-            self.by_torch[_TO_HALF] = _NOT_ROUNDED
-            return self.op(_TO_HALF, value, dtype=dtype, domain="roundoff")
+        if self.on_cpu and dtype == ir.DataType.FLOAT16 and value.dtype.is_integer():
+            # It computes float16 in float32, and joins the Cast to it with this one.
+            raise LeftToTorchError("ONNX Runtime leaves out the rounding of integers to float16")
         return self.op("Cast", value, dtype=dtype, to=int(dtype))
 
     def constant(self, array: Any) -> ir.Value:
@@ -339,15 +327,6 @@ class Converter:
     def array(self, value: ir.Value) -> np.ndarray | None:
         """What a small constant holds."""
         return self._arrays.get(value)
-
-    def _tensor(self, tensor: torch.Tensor) -> ir.Value:
-        with outside():
-            tensor = tensor.detach().cpu().contiguous()
-            if tensor.dtype == torch.bfloat16:
-                import ml_dtypes
-
-                return self.constant(tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16))
-            return self.constant(tensor.numpy())
 
     def ints(self, numbers: Sequence[int]) -> ir.Value:
         """Integers as a constant of one axis."""
@@ -397,19 +376,9 @@ class Converter:
 
     def shape(self, sizes: Sequence[Dim]) -> ir.Value:
         """Sizes as an int64 of one axis."""
-        if all(isinstance(s, int) for s in sizes):
+        if static(*sizes):
             return self.ints(sizes)  # type: ignore[arg-type]
-        parts: list[ir.Value] = []
-        run: list[int] = []
-        for s in [*sizes, None]:
-            if isinstance(s, int):
-                run.append(s)
-                continue
-            if run:
-                parts.append(self.ints(run))
-                run = []
-            if s is not None:
-                parts.append(self.size(s))
+        parts = [self.size(s) for s in sizes]
         if len(parts) == 1:
             return parts[0]
         return self.op("Concat", *parts, shape=[len(sizes)], dtype=ir.DataType.INT64, axis=0)
@@ -439,10 +408,3 @@ def onnx_type(dtype: torch.dtype) -> ir.DataType:
 
 def _is_size(value: Any) -> bool:
     return isinstance(value, (torch.SymInt, torch.SymBool, torch.SymFloat, int, float, bool))
-
-
-def _attribute(node: torch.fx.Node) -> Any:
-    value: Any = node.graph.owning_module
-    for part in str(node.target).split("."):
-        value = getattr(value, part)
-    return value

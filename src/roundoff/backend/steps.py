@@ -15,6 +15,7 @@ from typing import Any
 import onnx
 import torch
 
+from roundoff.evaluator.values import to_value
 from roundoff.fusion.editor import Dim, static
 from roundoff.ort import OrtSession
 from roundoff.ort.binding import translated
@@ -222,8 +223,6 @@ Step = Partition | KernelStep
 
 def constant(tensor: onnx.TensorProto, device: torch.device) -> torch.Tensor:
     """A constant that a kernel of ours reads."""
-    from roundoff.evaluator.values import to_value
-
     with torch.inference_mode(False):  # else a call outside of it could not use it
         value: torch.Tensor = to_value(onnx.numpy_helper.to_array(tensor))
         return value.to(device)

@@ -12,11 +12,11 @@ import warnings
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
-import onnx
+import onnx.utils
 import torch
 
 from roundoff.dtypes import onnx_dtype_to_torch_dtype
-from roundoff.errors import ModelError, RoundoffError, UnsupportedError
+from roundoff.errors import RoundoffError, UnsupportedError
 from roundoff.fusion.editor import Dim
 from roundoff.ort import OrtSession, session
 from roundoff.ort.binding import CUDA
@@ -60,26 +60,21 @@ def partitions(model: onnx.ModelProto) -> list[list[onnx.NodeProto]]:
     waiting = list(model.graph.node)
     groups: list[list[onnx.NodeProto]] = []
     while waiting:
-        partition: list[onnx.NodeProto] = []
+        before = len(waiting)
         for ours in (False, True):
-            rest = []
+            group, rest = [], []
             for node in waiting:
-                ready = all(i in known for i in node.input)
-                if ready and (node.domain == "roundoff") == ours:
+                if (node.domain == "roundoff") == ours and known.issuperset(node.input):
                     known.update(node.output)
-                    if ours:
-                        groups.append([node])
-                    else:
-                        partition.append(node)
+                    group.append(node)
                 else:
                     rest.append(node)
-            moved, waiting = len(rest) < len(waiting), rest
-            if not ours and partition:
-                groups.append(partition)
-            if ours and not moved and not partition:
-                raise ModelError(
-                    "a node waits for a value that nothing computes", got=waiting[0].name
-                )
+            waiting = rest
+            if ours:
+                groups += [[node] for node in group]
+            elif group:
+                groups.append(group)
+        assert len(waiting) < before, "a node waits for a value that nothing computes"
     return groups
 
 
@@ -112,24 +107,11 @@ def _submodel(
     model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], outputs: Sequence[str]
 ) -> onnx.ModelProto:
     """The model of some nodes; what they read and do not compute themselves is an input."""
-    graph = model.graph
-    known = {v.name: v for v in [*graph.value_info, *graph.input, *graph.output]}
-    stored = {i.name: i for i in graph.initializer}
-    computed = {o for n in nodes for o in n.output}
-    read = dict.fromkeys(i for n in nodes for i in n.input if i and i not in computed)
-    inputs = [i.name for i in graph.input if i.name in read]
-    inputs += [n for n in read if n not in inputs and n not in stored]
-    subgraph = onnx.helper.make_graph(
-        list(nodes),
-        graph.name,
-        [known[n] for n in inputs],
-        [known[n] for n in outputs],
-        [stored[n] for n in read if n in stored],
-        value_info=[known[n] for n in computed if n in known and n not in outputs],
-    )
-    return onnx.helper.make_model(
-        subgraph, opset_imports=list(model.opset_import), ir_version=model.ir_version
-    )
+    apart = {o for n in nodes for o in n.output} | {t.name for t in model.graph.initializer}
+    read = dict.fromkeys(i for n in nodes for i in n.input if i and i not in apart)
+    first = [i.name for i in model.graph.input if i.name in read]
+    inputs = list(dict.fromkeys([*first, *read]))
+    return onnx.utils.Extractor(model).extract_model(inputs, list(outputs))
 
 
 def without_counts(
@@ -346,22 +328,13 @@ class Program:
         chosen = list(providers or [CUDA if self.cuda else "CPUExecutionProvider"])
         for group in groups:
             if group[0].domain == "roundoff":
-                self.steps.append(self._kernel(group[0], kernels))
+                node = group[0]
+                self.steps.append(KernelStep(node, self._slots, kernels[node.op_type]))
             else:
                 self._add_partition(model, group, chosen, tf32)
         #: For each step: what it passes on, and what nothing reads after it.
         self._passed = [[(s.index, s.maker(device)) for s in step.passed] for step in self.steps]
         self._gone = unread_after(self.steps, {self._slots[n].index for n in self.outputs})
-
-    def _kernel(self, node: onnx.NodeProto, kernels: Mapping[str, TorchKernel]) -> KernelStep:
-        kernel = kernels.get(node.op_type)
-        if kernel is None:
-            raise ModelError(
-                "no kernel of ours has this name",
-                got=node.op_type,
-                expected=", ".join(sorted(kernels)),
-            )
-        return KernelStep(node, self._slots, kernel)
 
     def _slot(self, value: onnx.ValueInfoProto) -> None:
         if value.name in self._slots:

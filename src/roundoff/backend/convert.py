@@ -51,9 +51,9 @@ def convert(
     names: Sequence[str],
     outputs: Sequence[str],
     opset: int,
-    numbers: Mapping[int, float] | None = None,
-    refused: Mapping[str, str] | None = None,
-    fallback: bool = True,
+    numbers: Mapping[int, float],
+    refused: Mapping[str, str],
+    fallback: bool,
 ) -> Converted:
     """Convert a functional graph.
 
@@ -66,9 +66,9 @@ def convert(
     names, outputs : sequence of str
         Names for the ONNX graph's inputs (integers have one, too) and outputs.
     opset : int
-    numbers : mapping of int to float, optional
+    numbers : mapping of int to float
         Inputs of one number that are taken as constants.
-    refused : mapping of str to str, optional
+    refused : mapping of str to str
         Nodes of *gm* that have to stay with torch -> why.
     fallback : bool
         Whether any may.
@@ -78,11 +78,10 @@ def convert(
     UnsupportedError
         Without *fallback*, an operator has no ONNX form; the message names it.
     """
-    converter = Converter(opset)
-    converter.read_inputs(gm, examples, names, numbers or {})
+    converter = Converter(gm, examples, names, numbers, opset)
     for node in gm.graph.nodes:
         if converter.begin(node):
-            converter.end(node, _written(converter, node, refused or {}))
+            converter.end(node, _written(converter, node, refused))
             if converter.by_torch and not fallback:
                 (reason,) = set(converter.by_torch.values())
                 raise UnsupportedError(reason, got=str(node.target))

@@ -75,59 +75,50 @@ class Converted:
 class Converter:
     """A graph under construction: what an operator's function is handed first."""
 
-    def __init__(self, opset: int) -> None:
-        self.opset = opset
-        self.values: dict[torch.fx.Node, Any] = {}
-        self.kernels: dict[str, Kernel] = {}
-        self.by_torch: dict[str, str] = {}
-        self.current = ""
-        self.on_cpu = False
-        #: Placeholders that are written to -> the new value.
-        self.written: dict[torch.fx.Node, ir.Value] = {}
-        self._checks: list[tuple[ir.Value, str]] = []
-        self._nodes: list[ir.Node] = []
-        self._inputs: list[ir.Value] = []
-        self._initializers: list[ir.Value] = []
-        self._constants: dict[Any, ir.Value] = {}
-        self._arrays: dict[ir.Value, np.ndarray] = {}
-        self._sizes: dict[Any, ir.Value] = {}
-        self._symbols: list[Symbol] = []
-        self._integers: list[str] = []
-        self._names: set[str] = set()
-        self._domains = {"": opset}
-
-    # Inputs and outputs
-
-    def read_inputs(
+    def __init__(
         self,
         gm: torch.fx.GraphModule,
         examples: Sequence[Any],
         names: Sequence[str],
         numbers: Mapping[int, float],
+        opset: int,
     ) -> None:
-        places = gm.graph.find_nodes(op="placeholder")
-        self._names.update(names)
+        self.opset = opset
+        self.values: dict[torch.fx.Node, Any] = {}
+        self.kernels: dict[str, Kernel] = {}
+        self.by_torch: dict[str, str] = {}
+        self.current = ""
         self.on_cpu = all(e.device.type == "cpu" for e in examples if isinstance(e, torch.Tensor))
-        alone: dict[str, int] = {}
+        #: Placeholders that are written to -> the new value.
+        self.written: dict[torch.fx.Node, ir.Value] = {}
+        #: Conditions, and with what a call raises where one is false.
+        self.checks: list[tuple[ir.Value, str]] = []
+        self._nodes: list[ir.Node] = []
+        self._inputs: list[ir.Value] = []
+        self._constants: dict[Any, ir.Value] = {}
+        self._sizes: dict[Any, ir.Value] = {}
+        self._symbols: list[Symbol] = []
+        self._integers: list[str] = []
+        self._names = set(names)
+        self._domains = {"": opset}
+        places = gm.graph.find_nodes(op="placeholder")
         for i, (node, example, name) in enumerate(zip(places, examples, names, strict=True)):
             if i in numbers:
                 known = torch.tensor(numbers[i], dtype=example.dtype)
                 self.values[node] = self.constant(known.numpy())
             elif isinstance(example, torch.Tensor):
-                value = self._value(name, dims(example.shape), onnx_type(example.dtype))
+                value = ir.val(name, onnx_type(example.dtype), dims(example.shape))
                 self.values[node] = value
                 self._inputs.append(value)
                 self._bind_axes(value, i)
-            elif isinstance(example, torch.SymInt) and isinstance(dim(example), str):
-                alone.setdefault(str(dim(example)), i)
-        for name, i in alone.items():
-            if name not in self._sizes and name.isidentifier():
-                value = self._value(name, [1], ir.DataType.INT64)
-                self._names.add(name)
-                self._inputs.append(value)
-                self._sizes[name] = value
-                self._integers.append(name)
-                self._symbols.append(Symbol(name, i, None))
+        for i, example in enumerate(examples):
+            size = dim(example) if isinstance(example, torch.SymInt) else 0
+            if isinstance(size, str) and size.isidentifier() and size not in self._sizes:
+                self._names.add(size)
+                self._sizes[size] = ir.val(size, ir.DataType.INT64, [1])
+                self._inputs.append(self._sizes[size])
+                self._integers.append(size)
+                self._symbols.append(Symbol(size, i, None))
 
     def _bind_axes(self, value: ir.Value, argument: int | None) -> None:
         """Sizes that *value* has along an axis are known from now on."""
@@ -143,7 +134,7 @@ class Converter:
         outputs: list[ir.Value] = []
         values = [self.values[node] for node in returned]  # type: ignore[union-attr, index]
         values += self.written.values()
-        if self._checks and values:
+        if self.checks and values:
             values[0] = self._checked(values[0])
         targets = [self.values[node].name for node in self.written]
         written = {f"written_{i}": name for i, name in enumerate(targets)}
@@ -157,7 +148,7 @@ class Converter:
             self._inputs,
             outputs,
             nodes=self._nodes,
-            initializers=self._initializers,
+            initializers=list(self._constants.values()),
             opset_imports=self._domains,
             name="graph",
         )
@@ -172,22 +163,16 @@ class Converter:
             written,
         )
 
-    def check(self, condition: ir.Value, message: str) -> None:
-        """Let a call raise with a message where a condition is false."""
-        self._checks.append((condition, message))
-
     def _checked(self, value: ir.Value) -> ir.Value:
         """A value that is handed on once all conditions are found true."""
-        messages = [message for _, message in self._checks]
+        conditions, messages = zip(*self.checks, strict=True)
 
         def run(given: Sequence[Any], _: dict[str, Any]) -> list[torch.Tensor]:
-            value, *conditions = given
-            for condition, message in zip(conditions, messages, strict=True):
+            for condition, message in zip(given[1:], messages, strict=True):
                 torch._assert_async(condition, message)
-            return [value]
+            return [given[0]]
 
         self.kernels["torch.checks"] = run
-        conditions = [condition for condition, _ in self._checks]
         return self.op("torch.checks", value, *conditions, domain="roundoff")
 
     # Nodes
@@ -232,11 +217,11 @@ class Converter:
         **attributes: Any,
     ) -> ir.Value:
         """A node of one output; shape and type are the first input's where not given."""
-        first = inputs[0] if inputs else None
-        if shape is None:
-            shape = list(first.shape) if first is not None and first.shape is not None else None
-        kind = dtype if dtype is not None else first.dtype if first is not None else None
-        out = self._value("%", shape, kind)
+        first = inputs[0]
+        assert first is not None
+        # The name of torch's node comes later, if it is this node's result.
+        name = self._fresh(f"%{self.current}")
+        out = ir.val(name, dtype or first.dtype, dims_of(first) if shape is None else shape)
         self.add(op_type, inputs, [out], domain, **attributes)
         return out
 
@@ -249,35 +234,27 @@ class Converter:
         **attributes: Any,
     ) -> None:
         """A node with outputs that exist already."""
-        name = self._fresh(f"{self.current or 'node'}/{op_type}")
-        kept = ir.convenience.convert_attributes(
-            {k: v for k, v in attributes.items() if v is not None}
-        )
-        for out in outputs:
-            if out.name == "%":  # the caller's name comes later, if it has one
-                out.name = self._fresh(f"%{self.current}")
         # One left out at the end is not named: onnxruntime 1.31's fusion of a residual with a
         # LayerNormalization reads an empty name as a bias, and ends the process.
         inputs = list(inputs)
         while inputs and inputs[-1] is None:
             inputs.pop()
-        node = ir.Node(domain, op_type, inputs, kept, outputs=outputs, name=name)
-        node.metadata_props["roundoff.fx"] = self.current
         self._domains.setdefault(domain, 1)
+        node = ir.node(
+            op_type,
+            inputs,
+            {k: v for k, v in attributes.items() if v is not None},
+            domain=domain,
+            outputs=outputs,
+            name=self._fresh(f"{self.current or 'node'}/{op_type}"),
+            metadata_props={"roundoff.fx": self.current},
+        )
         self._nodes.append(node)
 
     def value_like(self, example: torch.Tensor) -> ir.Value:
         """A value to be computed, of the type and sizes of a fake tensor."""
-        return self._value(
-            self._fresh(f"%{self.current}"), dims(example.shape), onnx_type(example.dtype)
-        )
-
-    def _value(self, name: str, shape: Sequence[Any] | None, dtype: ir.DataType | None) -> ir.Value:
-        return ir.Value(
-            name=name,
-            shape=None if shape is None else ir.Shape(list(shape)),
-            type=None if dtype is None else ir.TensorType(dtype),
-        )
+        name = self._fresh(f"%{self.current}")
+        return ir.val(name, onnx_type(example.dtype), dims(example.shape))
 
     def _fresh(self, name: str) -> str:
         return fresh_name(name, self._names)
@@ -290,10 +267,8 @@ class Converter:
             example = x.meta.get("val")
             if isinstance(example, (float, torch.SymFloat)):
                 return self.tensor(float(example), dtype)
-            if _is_size(example):
-                size = self.reshape(self.size(dim(example)), [])
-                return size if dtype is None else self.cast(size, dtype)
-            value = self.values[x]
+            known = _is_size(example)
+            value = self.reshape(self.size(dim(example)), []) if known else self.values[x]
             return value if dtype is None else self.cast(value, dtype)
         kind = dtype or (ir.DataType.INT64 if isinstance(x, int) else ir.DataType.FLOAT)
         return self.constant(np.array(x).astype(kind.numpy()))
@@ -302,7 +277,7 @@ class Converter:
         """*value* as another type; a constant is cast at once."""
         if value.dtype == dtype:
             return value
-        array = self._arrays.get(value)
+        array = self.array(value)
         if array is not None and array.size <= 64:
             return self.constant(array.astype(dtype.numpy()))
         if self.on_cpu and dtype == ir.DataType.FLOAT16 and value.dtype.is_integer():
@@ -315,18 +290,14 @@ class Converter:
         array = np.asarray(array)
         key = (array.dtype, array.shape, array.tobytes())
         if key not in self._constants:
-            value = self._value(
-                self._fresh("const"), array.shape, ir.DataType.from_numpy(array.dtype)
-            )
-            value.const_value = ir.tensor(array, name=value.name)
+            name = self._fresh("const")
+            value = ir.val(name, const_value=ir.tensor(array, name=name))
             self._constants[key] = value
-            self._arrays[value] = array
-            self._initializers.append(value)
         return self._constants[key]
 
     def array(self, value: ir.Value) -> np.ndarray | None:
         """What a small constant holds."""
-        return self._arrays.get(value)
+        return None if value.const_value is None else value.const_value.numpy()
 
     def ints(self, numbers: Sequence[int]) -> ir.Value:
         """Integers as a constant of one axis."""

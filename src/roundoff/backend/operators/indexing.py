@@ -118,7 +118,7 @@ def _copy_into(
 def _check(c: Converter, node: Any, condition: Any, message: str) -> None:
     """What a function asks of its data: on a GPU it would end the process, and is left out."""
     if on_cpu(condition):
-        c.check(c.tensor(condition, BOOL), message)
+        c.checks.append((c.tensor(condition, BOOL), message))
 
 
 @writes("_assert_scalar")

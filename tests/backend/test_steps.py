@@ -17,7 +17,6 @@ from through_backend import through
 from roundoff.backend import program
 from roundoff.backend.program import Program
 from roundoff.backend.weights import Unwritten
-from roundoff.errors import ModelError
 from roundoff.ort import session
 
 CPU = torch.device("cpu")
@@ -165,25 +164,6 @@ def test_equal_nodes_with_other_attributes_or_types_are_others() -> None:
     assert z.tolist() == [0.5, -4.0], "-2 · 0.25 · 2 · 0.5 · x, and -2 · 2 x"
     assert w.tolist() == [2.0, -16.0]
     assert w.dtype == torch.float64
-
-
-def test_an_error_names_where_it_is() -> None:
-    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 20, "roundoff": 1]>
-      g (float[3] x, int64[1] i, int64[1] j) => (float[1] z) {
-        [first] a = Gather (x, i)
-        [into] b = roundoff.Twice (x)
-        [second] z = Gather (b, j) }""")
-    info = [("a", [1]), ("b", [3])]
-    model.graph.value_info.extend(onnx.helper.make_tensor_value_info(n, 1, s) for n, s in info)
-    model.graph.output.append(model.graph.value_info[0])
-    program = Program(model, CPU, KERNELS)
-    x, zero, bad = torch.ones(3), torch.tensor([0]), torch.tensor([7])
-    assert len(program.sessions) == 1
-    with pytest.raises(ModelError, match="'first'") as caught:
-        program.run([x, bad, zero])
-    assert "second" not in str(caught.value)
-    with pytest.raises(ModelError, match="begins with node 'second'"):
-        program.run([x, zero, bad])
 
 
 def test_a_settled_run_reads_what_changes_its_size() -> None:

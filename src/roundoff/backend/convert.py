@@ -27,11 +27,11 @@ __all__ = ["convert", "opset_for"]
 
 #: Operators of torch whose operator of ONNX has a later version than opset 20's: which of these
 #: have a kernel on CUDA is not known, and what runs on the processor cannot be recorded in a graph.
-_LATER = {"constant_pad_nd", "convolution", "eye", "max_pool2d_with_indices", "softplus"}
+_LATER = {"constant_pad_nd", "convolution", "softplus"}
 
 
 def opset_for(gm: torch.fx.GraphModule, processor: str) -> int:
-    """The opset of a graph for which none is asked.
+    """The opset of a graph.
 
     24, which has TensorScatter, on CUDA for a graph that writes one place of an input (a step of a
     static cache): on an H200 it then takes 0.96 to 0.98 of the time. Others keep 20, and graphs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import ctypes
 import dataclasses
@@ -17,12 +18,11 @@ import torch
 
 from roundoff.dtypes import onnx_dtype_to_torch_dtype
 from roundoff.errors import RoundoffError, UnsupportedError
-from roundoff.fusion.editor import Dim
 from roundoff.ort import OrtSession, session
 from roundoff.ort.binding import CUDA
 from roundoff.timing.harness import no_collection
 
-from .lists import SPLITS_SLICES, passes_a_list, without_lists
+from .lists import SPLITS_SLICES, passes_a_list, sizes_of, without_lists
 from .sizes import known
 from .steps import KernelStep, Partition, Slot, Step, constant, signature, unread_after
 
@@ -174,10 +174,7 @@ def written_in_place(model: onnx.ModelProto) -> dict[str, str]:
     Those are an input with some elements replaced, whose old elements nothing else reads: ONNX
     Runtime copies the rest only where the two lie apart.
     """
-    readers: dict[str, int] = {}
-    for node in model.graph.node:
-        for name in node.input:
-            readers[name] = readers.get(name, 0) + 1
+    readers = collections.Counter(name for node in model.graph.node for name in node.input)
     inputs = {i.name for i in model.graph.input}
     returned = {o.name for o in model.graph.output}
     return {
@@ -189,11 +186,6 @@ def written_in_place(model: onnx.ModelProto) -> dict[str, str]:
         and node.input[0] in inputs
         and readers[node.input[0]] == 1
     }
-
-
-def _sizes(kind: onnx.TypeProto.Tensor) -> list[Dim | None]:
-    """Numbers, names and expressions, and None for a size that nothing is known of."""
-    return [d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in kind.shape.dim]
 
 
 class _MemcpyNode(ctypes.Structure):
@@ -299,12 +291,11 @@ class Program:
         for value in [*graph.input, *graph.value_info, *graph.output]:
             if value.name in between or value.name in self.inputs or value.name in self.outputs:
                 self._slot(value)
-        stored = {t.name: t for t in graph.initializer}
-        wanted = [i for n in graph.node if n.domain == "roundoff" for i in n.input if i in stored]
-        constants = {name: constant(stored[name], device) for name in wanted}
-        for name, tensor in constants.items():
-            kind = stored[name].data_type
-            self._slot(onnx.helper.make_tensor_value_info(name, kind, list(tensor.shape)))
+        stored = [t for t in graph.initializer if t.name in between]
+        for tensor in stored:
+            self._slot(
+                onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+            )
         self.sessions: list[OrtSession] = []
         self._known: dict[bytes, tuple[OrtSession, list[str]]] = {}
         self.steps: list[Step] = []
@@ -319,8 +310,9 @@ class Program:
         self._new = [(self._slots[n].index, self._slots[n].maker(device)) for n in apart]
         # Values that no input gives: constants, and places for what a run computes.
         self._blank: list[Any] = [None] * (len(self._slots) - len(self.inputs))
-        for name, tensor in constants.items():
-            self._blank[self._slots[name].index - len(self.inputs)] = tensor
+        for tensor in stored:
+            place = self._slots[tensor.name].index - len(self.inputs)
+            self._blank[place] = constant(tensor, device)
         self._out = picked([self._slots[n].index for n in self.outputs])
         self._steady = set(steady)
         self._steady |= {o for o, i in in_place.items() if i in self._steady}
@@ -339,21 +331,17 @@ class Program:
     def _slot(self, value: onnx.ValueInfoProto) -> None:
         if value.name in self._slots:
             return
-        kind = value.type.tensor_type
-        sizes = _sizes(kind)
-        decided = [d for d in sizes if d is not None and known(d, self._symbols)]
-        if len(decided) < len(sizes) or not kind.HasField("shape"):
+        sizes = sizes_of(value)
+        if not all(d is not None and known(d, self._symbols) for d in sizes):
             raise UnsupportedError(
                 "a size that the data decide",
                 got=value.name,
                 hint="torch._dynamo.config.capture_dynamic_output_shape_ops = False breaks the "
                 "graph there",
             )
+        kind = value.type.tensor_type.elem_type
         self._slots[value.name] = Slot(
-            len(self._slots),
-            tuple(decided),
-            onnx_dtype_to_torch_dtype(kind.elem_type),
-            kind.elem_type,
+            len(self._slots), tuple(sizes), onnx_dtype_to_torch_dtype(kind), kind
         )
 
     def _add_partition(
@@ -364,14 +352,11 @@ class Program:
         tf32: bool,
     ) -> None:
         inside = {n.name for n in nodes}
-        outside = {i for n in model.graph.node if n.name not in inside for i in n.input}
-        needed = outside | set(self.outputs)
-        outputs = {o for n in nodes for o in n.output if o and o in needed}
-        returned = [o for o in self.outputs if o in outputs]
-        part = _submodel(model, nodes, returned + sorted(outputs.difference(returned)))
+        needed = {i for n in model.graph.node if n.name not in inside for i in n.input}
+        needed.update(self.outputs)
+        part = _submodel(model, nodes, [o for n in nodes for o in n.output if o in needed - {""}])
         key, names = signature(part)
-        known = key in self._known
-        if not known:
+        if key not in self._known:
             self._known[key] = self._session(part, providers, tf32), names
             self.sessions.append(self._known[key][0])
         equal, its = self._known[key]
@@ -384,7 +369,6 @@ class Program:
                 self.device,
                 passed={n for n in slots if own[n] not in self.outputs},
                 steady={n for n in slots if own[n] in self._steady},
-                begins=nodes[0].name if known else "",
             )
         )
 

@@ -14,7 +14,6 @@ from through_backend import close, compiled, through
 
 import roundoff.backend as rb
 from roundoff.backend import entry
-from roundoff.backend.compiled import CompileSettings
 from roundoff.errors import ArgumentError, DtypeError, UnsupportedError
 
 F = torch.nn.functional
@@ -92,12 +91,6 @@ def written(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return x * y
 
 
-def written_through_views(x: torch.Tensor) -> torch.Tensor:
-    x.T[1].add_(1)
-    x.view(-1)[::2].zero_()
-    return x.clamp_(0, 5)
-
-
 def written_by_index(x: torch.Tensor) -> torch.Tensor:
     x[torch.tensor([0, 2])] = -1
     x[x > 1] = 0
@@ -105,9 +98,9 @@ def written_by_index(x: torch.Tensor) -> torch.Tensor:
     return x.max()
 
 
-def part(turned: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+def part() -> tuple[torch.Tensor, torch.Tensor]:
     base = torch.randn(8, 8)
-    return base[1:5, 2:6].T if turned else base[1:5, 2:6], base
+    return base[1:5, 2:6], base
 
 
 def aliases(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -126,11 +119,8 @@ CONTRACT: dict[str, tuple[Callable[..., Any], Callable[[], tuple[torch.Tensor, .
     "partitions": (partitions, lambda: (torch.randn(3, 4),)),
     "inputs are written to": (written, lambda: (torch.randn(3, 4), torch.randn(3, 4))),
     "through a view": (lambda x, y: (x.mul_(3), y + 1)[1], overlapping),
-    "one memory twice": (lambda x, y: (x.add_(1), x * y)[1], lambda: (x := torch.randn(4, 4), x.T)),
-    "by other views": (written_through_views, lambda: (torch.randn(4, 4),)),
     "by index": (written_by_index, lambda: (torch.randn(4, 4),)),
     "a part is written to": (lambda x, base: written(x, x + 1), part),
-    "a turned part": (lambda x, base: (x[1].mul_(3), x.sum(0))[1], lambda: part(turned=True)),
     "a row of what was written": (lambda x: x.add_(1)[0], lambda: (torch.randn(4, 4),)),
     "rows": (lambda x: (x + 1).unbind(0), lambda: (torch.randn(4, 4),)),
     "nothing is returned": (lambda x: (x.add_(1), None)[1], lambda: (torch.randn(3),)),
@@ -153,7 +143,6 @@ CONTRACT: dict[str, tuple[Callable[..., Any], Callable[[], tuple[torch.Tensor, .
         lambda: (torch.randn(6, 6),),
     ),
     "another type": (lambda x: (x.view(torch.int32), x.t()), lambda: (torch.randn(3, 4),)),
-    "complex": (lambda x: torch.view_as_complex(x * 2).conj() + 1j, lambda: (torch.randn(3, 2),)),
     "an FFT": (
         lambda x: torch.fft.irfft(torch.fft.rfft(x) * torch.tensor([2, 1j, 0, 1])),
         lambda: (torch.randn(6),),
@@ -196,20 +185,6 @@ def test_types(dtype: torch.dtype) -> None:
         return torch.where(m, x, x.flip(0)), ~m
 
     as_in_eager(f, lambda: ((torch.randn(4, 3) * 5).to(dtype), torch.rand(4, 3) > 0.5))
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_sixteen_bits_compute_as_near_as_torch(dtype: torch.dtype, patterns: str | None) -> None:
-    f = Gated(64).to(dtype)
-    x = torch.randn(16, 64, dtype=dtype)
-    truth = Gated(64).double()
-    truth.load_state_dict(f.state_dict())
-    exact = truth(x.double())
-    ours = (through(f, patterns)(x).double() - exact).abs().max()
-    torchs = (f(x).double() - exact).abs().max()
-    # Rounded in the same places: the same error up to a rounding of the largest result.
-    assert ours <= torchs + exact.abs().max() * torch.finfo(dtype).eps
 
 
 @torch.no_grad()
@@ -384,29 +359,18 @@ def test_an_argument_that_is_none_of_the_known_is_named(asked: dict[str, Any], h
             run(x)
 
 
-@torch.no_grad()
 @pytest.mark.parametrize(
     ("asked", "graph", "copied"),
     [
-        ({"mode": "default"}, False, False),
-        ({"cuda_graph": True}, True, False),
-        ({"mode": "reduce-overhead"}, True, True),
-        ({"mode": "reduce-overhead", "cuda_graph": True}, True, False),
+        ((False, "default"), False, False),
+        ((True, None), True, False),
+        ((False, "reduce-overhead"), True, True),
+        ((True, "reduce-overhead"), True, False),
     ],
-    ids=str,
 )
-def test_a_mode_records_graphs_and_copies(
-    asked: dict[str, Any], graph: bool, copied: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[CompileSettings] = []
-
-    def kept(*args: Any) -> Callable[..., Any]:
-        seen.append(args[4])
-        return rb.Compiled(*args)
-
-    monkeypatch.setattr(entry, "Compiled", kept)
-    compiled(F.relu, **asked)[0](torch.ones(3))
-    (settings,) = seen
+def test_a_mode_records_graphs_and_copies(asked: Any, graph: bool, copied: bool) -> None:
+    cuda_graph, mode = asked
+    settings = entry._settings(None, None, cuda_graph, True, mode)
     assert (settings.cuda_graph, settings.copy_outputs) == (graph, copied)
 
 
@@ -442,12 +406,6 @@ def test_called_without_dynamo_and_by_name() -> None:
         ),
         # The second would be cut from the first, in its type.
         (lambda x: ((y := x * 2), y.view(torch.int32)), torch.ones(3), UnsupportedError, "share"),
-        (
-            lambda x: ((y := torch.complex(x, x)).real, y.imag),
-            torch.ones(3),
-            UnsupportedError,
-            "share memory",
-        ),
     ],
 )
 def test_it_is_refused_by_name(f: Any, x: torch.Tensor, error: Any, said: str) -> None:
@@ -460,13 +418,11 @@ def test_it_is_refused_by_name(f: Any, x: torch.Tensor, error: Any, said: str) -
     "f",
     [
         lambda x: x / (x.shape[0] / 3),
-        lambda x: x.shape[0] / 3 - x,
         lambda x: x.abs() ** (x.shape[0] / 3),
         lambda x: x > x.shape[0] / 30,
-        lambda x: x * x.shape[0] ** 0.5,
         lambda x: torch.where(x > 0, x, x.shape[0] / 3),
     ],
-    ids=["quotient", "difference", "power", "comparison", "root", "choice"],
+    ids=["quotient", "power", "comparison", "choice"],
 )
 def test_a_number_that_a_size_decides_is_that_of_each_call(f: Callable[..., Any]) -> None:
     run = through(f, dynamic=True)

@@ -161,9 +161,9 @@ class Compiled:
     ) -> None:
         """Convert, fuse and create sessions; what ONNX Runtime refuses goes to torch."""
         settings, options = self._settings, self._settings.options
-        if options.processor is None:
-            options = dataclasses.replace(options, processor=self._device.type.upper())
-        opset = opset_for(gm, options.processor)
+        processor = options.processor or self._device.type.upper()
+        options = dataclasses.replace(options, processor=processor)
+        opset = opset_for(gm, processor)
         tf32 = self._device.type == "cuda" and torch_tf32()  # which dynamo guards
         refused: dict[str, str] = {}
         while True:

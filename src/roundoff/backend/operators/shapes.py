@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from roundoff.fusion.editor import Dim, static
+from roundoff.fusion.editor import Dim
 
 from ..converter import Converter, dims_of
 from ..sizes import dim
@@ -147,8 +147,9 @@ def _full(c: Converter, node: Any, *given: Any, **_: Any) -> Any:
     if not shape:
         return value
     array = c.array(value)
-    if static(*shape) and math.prod(shape) <= 64 and array is not None:
-        return c.constant(np.full(shape, array))
+    sizes = [d for d in shape if isinstance(d, int)]
+    if sizes == shape and math.prod(sizes) <= 64 and array is not None:
+        return c.constant(np.full(sizes, array))
     return c.op("Expand", value, c.shape(shape))
 
 

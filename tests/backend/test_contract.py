@@ -14,9 +14,7 @@ from through_backend import close, compiled, through
 
 import roundoff.backend as rb
 from roundoff.backend import entry
-from roundoff.backend.variant import CompileSettings
 from roundoff.errors import ArgumentError, DtypeError, UnsupportedError
-from roundoff.fusion import OptimizationOptions
 
 F = torch.nn.functional
 
@@ -93,12 +91,6 @@ def written(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return x * y
 
 
-def written_through_views(x: torch.Tensor) -> torch.Tensor:
-    x.T[1].add_(1)
-    x.view(-1)[::2].zero_()
-    return x.clamp_(0, 5)
-
-
 def written_by_index(x: torch.Tensor) -> torch.Tensor:
     x[torch.tensor([0, 2])] = -1
     x[x > 1] = 0
@@ -106,9 +98,9 @@ def written_by_index(x: torch.Tensor) -> torch.Tensor:
     return x.max()
 
 
-def part(turned: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+def part() -> tuple[torch.Tensor, torch.Tensor]:
     base = torch.randn(8, 8)
-    return base[1:5, 2:6].T if turned else base[1:5, 2:6], base
+    return base[1:5, 2:6], base
 
 
 def aliases(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -121,22 +113,14 @@ def overlapping() -> tuple[torch.Tensor, ...]:
     return base[:8], base[4:]
 
 
-def strided(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    y = x * 2
-    return y.as_strided((3, 2, 6), (6, 6, 1), 6) + 1, y.T.as_strided((2, 5), (7, 3), 4) + 1
-
-
 #: A function, and its inputs.
 CONTRACT: dict[str, tuple[Callable[..., Any], Callable[[], tuple[torch.Tensor, ...]]]] = {
     "products": (products, lambda: (torch.randn(3, 4, 5),)),
     "partitions": (partitions, lambda: (torch.randn(3, 4),)),
     "inputs are written to": (written, lambda: (torch.randn(3, 4), torch.randn(3, 4))),
     "through a view": (lambda x, y: (x.mul_(3), y + 1)[1], overlapping),
-    "one memory twice": (lambda x, y: (x.add_(1), x * y)[1], lambda: (x := torch.randn(4, 4), x.T)),
-    "by other views": (written_through_views, lambda: (torch.randn(4, 4),)),
     "by index": (written_by_index, lambda: (torch.randn(4, 4),)),
     "a part is written to": (lambda x, base: written(x, x + 1), part),
-    "a turned part": (lambda x, base: (x[1].mul_(3), x.sum(0))[1], lambda: part(turned=True)),
     "a row of what was written": (lambda x: x.add_(1)[0], lambda: (torch.randn(4, 4),)),
     "rows": (lambda x: (x + 1).unbind(0), lambda: (torch.randn(4, 4),)),
     "nothing is returned": (lambda x: (x.add_(1), None)[1], lambda: (torch.randn(3),)),
@@ -154,9 +138,11 @@ CONTRACT: dict[str, tuple[Callable[..., Any], Callable[[], tuple[torch.Tensor, .
     "a scalar": (lambda x, s: (x * s, s + 1), lambda: (torch.randn(2, 3), torch.tensor(2.0))),
     "no elements": (lambda x: (x * 2).reshape(2, 0, 3), lambda: (torch.randn(0, 6),)),
     "a constant": (lambda x: x * torch.tensor([2.0, -3.0]), lambda: (torch.randn(2),)),
-    "strided views": (strided, lambda: (torch.randn(6, 6),)),
+    "a strided view": (
+        lambda x: (x * 2).as_strided((3, 2, 6), (6, 6, 1), 6) + 1,
+        lambda: (torch.randn(6, 6),),
+    ),
     "another type": (lambda x: (x.view(torch.int32), x.t()), lambda: (torch.randn(3, 4),)),
-    "complex": (lambda x: torch.view_as_complex(x * 2).conj() + 1j, lambda: (torch.randn(3, 2),)),
     "an FFT": (
         lambda x: torch.fft.irfft(torch.fft.rfft(x) * torch.tensor([2, 1j, 0, 1])),
         lambda: (torch.randn(6),),
@@ -199,20 +185,6 @@ def test_types(dtype: torch.dtype) -> None:
         return torch.where(m, x, x.flip(0)), ~m
 
     as_in_eager(f, lambda: ((torch.randn(4, 3) * 5).to(dtype), torch.rand(4, 3) > 0.5))
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_sixteen_bits_compute_as_near_as_torch(dtype: torch.dtype, patterns: str | None) -> None:
-    f = Gated(64).to(dtype)
-    x = torch.randn(16, 64, dtype=dtype)
-    truth = Gated(64).double()
-    truth.load_state_dict(f.state_dict())
-    exact = truth(x.double())
-    ours = (through(f, patterns)(x).double() - exact).abs().max()
-    torchs = (f(x).double() - exact).abs().max()
-    # Rounded in the same places: the same error up to a rounding of the largest result.
-    assert ours <= torchs + exact.abs().max() * torch.finfo(dtype).eps
 
 
 @torch.no_grad()
@@ -289,7 +261,7 @@ def test_weights_that_change_are_seen(patterns: str | None) -> None:
     (g, graphs), x = compiled(f, patterns), torch.randn(2, 3, 8)
     close(g(x), f(x))
     if patterns:
-        assert graphs[0]["prepare"] is not None, "nothing is packed: a weak test"
+        assert graphs[0].precomputed is not None, "nothing is packed: a weak test"
     f.gate.weight.mul_(2)
     f.gate.weight.view(-1)[:3].zero_()
     f.up.bias.add_(1)
@@ -343,32 +315,19 @@ def test_gradients_are_refused() -> None:
     with pytest.raises(UnsupportedError, match=r"training.*no_grad"):
         through(Gated())(torch.randn(2, 3, 8))
 
-    def f(x: torch.Tensor) -> torch.Tensor:
-        with torch.enable_grad():
-            return x * 2
-
-    x = torch.ones(3, requires_grad=True)
-    with torch.no_grad(), pytest.raises(UnsupportedError, match="enable_grad"):
-        through(f)(x)
-    with torch.no_grad():
-        assert torch.equal(through(f)(x.detach()), f(x.detach()))
-
 
 # Arguments, and what is stored
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("opset", [18, 19, 20, 21])
-def test_opsets_and_what_is_stored(opset: int, tmp_path: Any) -> None:
+def test_what_is_stored() -> None:
     f, x = Gated(), torch.randn(2, 3, 8)
-    g, graphs = compiled(f, "default", target_opset=opset, dump_prefix=tmp_path / "gated")
+    g, graphs = compiled(f, "default")
     y = g(x)
     close(y, f(x))
     (one,) = graphs
-    assert {d.domain: d.version for d in one["onnx"].opset_import}[""] == opset
-    onnx.checker.check_model(onnx.load(tmp_path / "gated_0.onnx"), full_check=True)
-    assert one["report"].nodes["exported"] == len(one["exported"].graph.node)
-    assert isinstance(one["graph_module"], torch.fx.GraphModule)
+    onnx.checker.check_model(one["onnx"], full_check=True)
+    assert one.report.nodes["exported"] == len(one.exported.graph.node)
     assert one["compiled"] is one
     assert [
         tuple(t.shape) for n, t in zip(one.names, one.inputs, strict=True) if n not in one.static
@@ -381,8 +340,8 @@ def test_opsets_and_what_is_stored(opset: int, tmp_path: Any) -> None:
 @pytest.mark.parametrize(
     ("asked", "how"),
     [
-        ({"target_opset": 17}, "bound"),
-        ({"target_opset": 17}, "without dynamo"),
+        ({"cuda_graph": 1}, "bound"),
+        ({"cuda_graph": 1}, "without dynamo"),
         ({"options": {"check": True}}, "by torch.compile"),
         ({"mode": "x"}, "by torch.compile"),
     ],
@@ -400,29 +359,18 @@ def test_an_argument_that_is_none_of_the_known_is_named(asked: dict[str, Any], h
             run(x)
 
 
-@torch.no_grad()
 @pytest.mark.parametrize(
     ("asked", "graph", "copied"),
     [
-        ({"mode": "default"}, False, False),
-        ({"cuda_graph": True}, True, False),
-        ({"mode": "reduce-overhead"}, True, True),
-        ({"mode": "reduce-overhead", "cuda_graph": True}, True, False),
+        ((False, "default"), False, False),
+        ((True, None), True, False),
+        ((False, "reduce-overhead"), True, True),
+        ((True, "reduce-overhead"), True, False),
     ],
-    ids=str,
 )
-def test_a_mode_records_graphs_and_copies(
-    asked: dict[str, Any], graph: bool, copied: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[CompileSettings] = []
-
-    def kept(*args: Any) -> Callable[..., Any]:
-        seen.append(args[4])
-        return rb.Compiled(*args)
-
-    monkeypatch.setattr(entry, "Compiled", kept)
-    compiled(F.relu, **asked)[0](torch.ones(3))
-    (settings,) = seen
+def test_a_mode_records_graphs_and_copies(asked: Any, graph: bool, copied: bool) -> None:
+    cuda_graph, mode = asked
+    settings = entry._settings(None, None, cuda_graph, True, mode)
     assert (settings.cuda_graph, settings.copy_outputs) == (graph, copied)
 
 
@@ -432,19 +380,10 @@ def test_called_without_dynamo_and_by_name() -> None:
         return (x * 2 + 1,)
 
     x = torch.randn(3)
-    g = rb.onnx_custom_backend(torch.fx.symbolic_trace(f), [x], optimize=False)
+    g = rb.onnx_custom_backend(torch.fx.symbolic_trace(f), [x])
     close(g(x), f(x))
     if entry_points(group="torch_dynamo_backends", name="roundoff"):
         close(torch.compile(f, backend="roundoff")(x), f(x))
-
-
-@torch.no_grad()
-def test_kernels_are_not_interpreted_beside_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiled for the GPU, they would be handed tensors of the processor."""
-    monkeypatch.setattr("roundoff.kernels.interpreting", lambda: False)
-    options = OptimizationOptions("default+onnxruntime+experimental", interpret=True)
-    with pytest.raises(UnsupportedError, match="TRITON_INTERPRET=1"):
-        through(F.silu, options=options)(torch.ones(2, 8))
 
 
 # What is refused
@@ -467,12 +406,6 @@ def test_kernels_are_not_interpreted_beside_a_gpu(monkeypatch: pytest.MonkeyPatc
         ),
         # The second would be cut from the first, in its type.
         (lambda x: ((y := x * 2), y.view(torch.int32)), torch.ones(3), UnsupportedError, "share"),
-        (
-            lambda x: ((y := torch.complex(x, x)).real, y.imag),
-            torch.ones(3),
-            UnsupportedError,
-            "share memory",
-        ),
     ],
 )
 def test_it_is_refused_by_name(f: Any, x: torch.Tensor, error: Any, said: str) -> None:
@@ -485,13 +418,11 @@ def test_it_is_refused_by_name(f: Any, x: torch.Tensor, error: Any, said: str) -
     "f",
     [
         lambda x: x / (x.shape[0] / 3),
-        lambda x: x.shape[0] / 3 - x,
         lambda x: x.abs() ** (x.shape[0] / 3),
         lambda x: x > x.shape[0] / 30,
-        lambda x: x * x.shape[0] ** 0.5,
         lambda x: torch.where(x > 0, x, x.shape[0] / 3),
     ],
-    ids=["quotient", "difference", "power", "comparison", "root", "choice"],
+    ids=["quotient", "power", "comparison", "choice"],
 )
 def test_a_number_that_a_size_decides_is_that_of_each_call(f: Callable[..., Any]) -> None:
     run = through(f, dynamic=True)
@@ -513,7 +444,9 @@ def test_several_devices_are_refused_by_name() -> None:
         (lambda x: torch.fft.rfft(x).abs(), torch.ones(4), "complex numbers have no kernels"),
         (lambda x: torch.linalg.eigvalsh(x), torch.eye(4), "linalg"),
         (lambda x: x.reshape(2, 1), torch.ones(2, dtype=torch.complex64), "does not take"),
-        (lambda x: F.conv1d(x, x[:1, :, :3]), torch.ones(2, 3, 9).double(), "for Conv"),
+        (lambda x: x.clamp(0, 1), torch.tensor([3], dtype=torch.int16), "for Max"),
+        (lambda x: x * 2, torch.ones(2).double(), "in float32"),
+        (lambda x: x * 2, torch.ones(2).bfloat16(), "bfloat16 on a processor"),
         (lambda x: x.half() < x, torch.tensor([2049]), "rounding of integers"),
     ],
 )
@@ -541,22 +474,19 @@ _LIBRARY.impl("type_of", lambda x: x + int(x.dtype == torch.bfloat16), "Composit
 
 @torch.no_grad()
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_a_custom_operator_runs_between_partitions(
-    dynamic: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_custom_operator_runs_between_partitions(dynamic: bool) -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
         y = torch.relu(x) @ x.mT
         doubled, odd = torch.ops.roundoff_tests.double_odd(y, x.shape[0])
         return torch.sigmoid(doubled)[::2] + odd
 
-    run, graphs = compiled(f, dynamic=dynamic, verbose=1)
+    run, graphs = compiled(f, dynamic=dynamic)
     for rows in (4, 6) if dynamic else (4,):
         x = torch.randn(rows, 5)
         torch.testing.assert_close(run(x), f(x))
     (graph,) = graphs
     assert list(graph.by_torch) == ["roundoff_tests.double_odd.default"]
-    assert (len(graph.sessions), graph.borders) == (2, 2), "one border on each side"
-    assert "double_odd.default stays with torch: " in capsys.readouterr().out
+    assert len(graph.sessions) == 2, "one before it, and one after"
 
 
 @torch.no_grad()

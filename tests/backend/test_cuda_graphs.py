@@ -308,22 +308,6 @@ def test_a_number_on_the_processor_is_read_at_each_run(mode: str | None) -> None
         assert run(x, number).tolist() == [n] * 4
 
 
-@pytest.mark.parametrize(
-    ("parts", "listed"), [((2, 2, 2, 2), False), ((1, 2, 3), False), ((1, 2, 3, 2), True)]
-)
-def test_unequal_parts_are_passed_as_a_list(parts: tuple[int, ...], listed: bool) -> None:
-    names = [f"y{i}" for i in range(len(parts))]
-    outputs = ", ".join(f"float[4, {n}] {name}" for n, name in zip(parts, names, strict=True))
-    sizes = ", ".join(map(str, parts))
-    model = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["": 20]>
-      g (float[4, {sum(parts)}] x) => ({outputs})
-      <int64[{len(parts)}] k = {{{sizes}}}>
-      {{ [cut] {", ".join(names)} = Split<axis = 1>(x, k) }}""")
-    assert passes_a_list(model) == ("cut" if listed else "")
-    assert ("'cut'" in Program(model, CPU, {}).unrecordable()) == listed
-    assert (without_lists(model) is model) != listed
-
-
 #: Models whose kernels are passed lists; parts of no element, a negative axis, one part of rank 1.
 _LISTS = {
     "split": """g (float[4, 11] x) => (float[4, 1] a, float[4, 0] b, float[4, 7] c, float[4, 3] d)

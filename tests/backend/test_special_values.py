@@ -16,10 +16,10 @@ F = torch.nn.functional
 INF, NAN = math.inf, math.nan
 
 
-def same_bits(f: Callable[..., Any], *inputs: Any, dynamic: bool | None = None) -> None:
+def same_bits(f: Callable[..., Any], *inputs: Any) -> None:
     """All elements are eager's, signs of zeros included."""
     with torch.no_grad():
-        made, expected = through(f, dynamic=dynamic)(*inputs), f(*inputs)
+        made, expected = through(f)(*inputs), f(*inputs)
     made, expected = (x if isinstance(x, tuple) else (x,) for x in (made, expected))
     for one, other in zip(made, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
@@ -33,25 +33,19 @@ def draw(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 def test_a_range_has_the_length_and_the_numbers_of_torch() -> None:
     """ONNX's Range counts in float32: 12 numbers from 0 to 1.1 by 0.1, where torch has 11."""
-    bounds = [(0.0, k * step, step) for step in (0.1, 1 / 7) for k in (7, 11, 49)]
-    whole = [(16777210, 16777231), (33554430, 33554451, 3), (5, 0, -2)]
-    same_bits(
-        lambda: (
-            *(torch.arange(*b) for b in [*bounds, (1.0, 0.0, -1 / 3000), (-1, 1, 0.1)]),
-            *(torch.arange(*b, dtype=torch.float32) for b in whole),
-        )
-    )
 
     def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         n = x.shape[0]
         return (
-            torch.arange(0, n, 0.1),
+            torch.arange(0.0, 1.1, 0.1),
+            torch.arange(33554430, 33554451, 3, dtype=torch.float32),
+            torch.arange(5, 0, -2),
             torch.linspace(0, 1, n),
             torch.arange(1.0, 0.0, -1 / n),
             torch.arange(n, dtype=torch.float32) * 0.1,
         )
 
-    run = torch.compile(f, backend=onnx_custom_backend, dynamic=True)
+    run = through(f, dynamic=True)
     for n in (3000, 1777):
         for made, expected in zip(run(torch.ones(n)), f(torch.ones(n)), strict=True):
             assert torch.equal(made, expected)
@@ -135,31 +129,6 @@ def test_an_index_is_taken_as_eager_takes_it(name: str) -> None:
 # Numbers beside tensors
 
 
-def test_scales_in_float64() -> None:
-    """Attributes of ONNX are float32; ONNX Runtime joins a norm's nodes to one that has them."""
-    x = draw(4, 4, dtype=torch.float64)
-
-    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        centred = x - x.mean(-1, keepdim=True)
-        return (
-            torch.addmm(x, x, x, alpha=0.1, beta=0.3),
-            F.leaky_relu(x, 0.1),
-            F.layer_norm(x, (4,), x[0], x[1], 0.1),
-            F.hardtanh(x, -0.1, 0.3),
-            F.gelu(x),
-            F.batch_norm(x, x[0], x[1].abs(), x[2], x[3], eps=0.1),
-            F.softplus(x, 1.1),
-            F.pad(x, (1, 1), value=0.1),
-            x.softmax(-1),
-            F.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None]),
-            centred / torch.sqrt(centred.pow(2).mean(-1, keepdim=True) + 0.1) * x[0] + x[1],
-            x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 0.1) * x[0],
-        )
-
-    for made, expected in zip(through(f)(x), f(x), strict=True):
-        torch.testing.assert_close(made, expected, rtol=1e-14, atol=1e-15)
-
-
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize(
     "f",
@@ -235,7 +204,7 @@ def test_integers_are_rounded_to_float16_before_they_are_compared() -> None:
 # The sign of zero
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_a_choice_keeps_the_sign_of_zero(dtype: torch.dtype) -> None:
     n = 37
     x, y = draw(n, dtype=dtype), draw(n, dtype=dtype).flip(0)
@@ -254,15 +223,6 @@ def test_a_choice_keeps_the_sign_of_zero(dtype: torch.dtype) -> None:
         )
 
     same_bits(f, x, y)
-
-
-@pytest.mark.parametrize("dynamic", [None, True])
-def test_a_choice_of_several_shapes(dynamic: bool | None) -> None:
-    def f(c: torch.Tensor, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tuple(torch.where(c, x, y) for x in given for y in given)
-
-    inputs = [torch.where(draw(*s) > 0, draw(*s), -0.0) for s in [(7,), (3, 1), ()]]
-    same_bits(f, draw(3, 7) > 0, *inputs, dynamic=dynamic)
 
 
 @torch.no_grad()

@@ -10,14 +10,11 @@ import onnx
 import onnx.parser
 import pytest
 import torch
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
 from through_backend import through
 
 from roundoff.backend import program
 from roundoff.backend.program import Program
 from roundoff.backend.weights import Unwritten
-from roundoff.errors import ModelError
 from roundoff.ort import session
 
 CPU = torch.device("cpu")
@@ -27,17 +24,8 @@ CPU = torch.device("cpu")
 #: by one that returns a view of what it reads.
 KERNELS: dict[str, Any] = {
     "Twice": lambda inputs, attributes: (inputs[0] * 2,),
-    "Both": lambda inputs, attributes: (inputs[0] - 2 * inputs[1],),
     "New": lambda inputs, attributes: (inputs[0] - 1,),
     "View": lambda inputs, attributes: (inputs[0].view(inputs[0].shape),),
-}
-MEANS = {
-    "Add": lambda a, b: a + b,
-    "Sub": lambda a, b: a - b,
-    "Twice": lambda a: a + a,
-    "Both": lambda a, b: a - 2 * b,
-    "New": lambda a: a - 1,
-    "View": lambda a: a,
 }
 
 
@@ -73,41 +61,18 @@ def built(nodes: list[tuple[str, tuple[int, ...]]], outputs: set[int], size: str
     return onnx.helper.make_model(graph, opset_imports=imports, ir_version=10)
 
 
-@st.composite
-def graphs(draw: st.DrawFn) -> tuple[list[tuple[str, tuple[int, ...]]], set[int]]:
-    nodes: list[tuple[str, tuple[int, ...]]] = []
-    for at in range(draw(st.integers(1, 14))):
-        op = draw(st.sampled_from(sorted(MEANS)))
-        # Near values more often: those that are far keep all memory in use.
-        near = st.integers(max(0, at - 2), at + 1) | st.integers(0, at + 1)
-        nodes.append(
-            (op, tuple(draw(near) for _ in range(2 if op in ("Add", "Both", "Sub") else 1)))
-        )
-    last = len(nodes) + 1
-    return nodes, {last} | draw(st.sets(st.integers(2, last), max_size=2))
-
-
-@example(
-    ([("Add", (0, 1)), ("View", (2,)), ("Sub", (1, 0)), ("View", (4,)), ("Sub", (3, 5))], {6}), "3"
-)
-@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow], deadline=None)
-@given(graphs(), st.sampled_from(["3", "n"]))
-def test_what_was_returned_is_the_callers(
-    graph: tuple[list[tuple[str, tuple[int, ...]]], set[int]], size: str
-) -> None:
-    nodes, outputs = graph
-    program = Program(built(nodes, outputs, size), CPU, KERNELS)
+@pytest.mark.parametrize("size", ["3", "n"])
+def test_what_was_returned_is_the_callers(size: str) -> None:
+    """Later runs write over none of it, nor over what a kernel returns a view of."""
+    nodes = [("Add", (0, 1)), ("View", (2,)), ("Sub", (1, 0)), ("View", (4,)), ("Sub", (3, 5))]
+    program = Program(built(nodes, {2, 3, 6}, size), CPU, KERNELS)
     earlier: list[tuple[torch.Tensor, torch.Tensor]] = []
     for run in range(3):
         n = 3 + (run if size == "n" else 0)
-        values = [torch.arange(2.0 * n).reshape(2, n) + 10 * i + run for i in (1, 2)]
-        made = program.run(values, {"n": n})
-        for op, read in nodes:
-            values.append(MEANS[op](*(values[i] for i in read)))  # type: ignore[no-untyped-call]
-        for name, tensor in zip(program.outputs, made, strict=True):
-            assert torch.equal(tensor, values[int(name[1:])]), name
-            earlier.append((tensor, values[int(name[1:])]))
-        assert all(torch.equal(a, b) for a, b in earlier), "what was returned is the caller's"
+        x, y = (torch.arange(2.0 * n).reshape(2, n) + 10 * i + run for i in (1, 2))
+        made = program.run([x, y], {"n": n})
+        earlier += zip(made, (x + y, x + y, x + y - (y - x)), strict=True)
+        assert all(torch.equal(a, b) for a, b in earlier)
 
 
 def layered(layers: int) -> Any:
@@ -167,25 +132,6 @@ def test_equal_nodes_with_other_attributes_or_types_are_others() -> None:
     assert w.dtype == torch.float64
 
 
-def test_an_error_names_where_it_is() -> None:
-    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 20, "roundoff": 1]>
-      g (float[3] x, int64[1] i, int64[1] j) => (float[1] z) {
-        [first] a = Gather (x, i)
-        [into] b = roundoff.Twice (x)
-        [second] z = Gather (b, j) }""")
-    info = [("a", [1]), ("b", [3])]
-    model.graph.value_info.extend(onnx.helper.make_tensor_value_info(n, 1, s) for n, s in info)
-    model.graph.output.append(model.graph.value_info[0])
-    program = Program(model, CPU, KERNELS)
-    x, zero, bad = torch.ones(3), torch.tensor([0]), torch.tensor([7])
-    assert len(program.sessions) == 1
-    with pytest.raises(ModelError, match="'first'") as caught:
-        program.run([x, bad, zero])
-    assert "second" not in str(caught.value)
-    with pytest.raises(ModelError, match="begins with node 'second'"):
-        program.run([x, zero, bad])
-
-
 def test_a_settled_run_reads_what_changes_its_size() -> None:
     model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 20]>
       g (float[n] cache, float[2] weight) => (float[n] twice, float[2] less) {
@@ -226,16 +172,6 @@ def test_a_tensor_written_or_exchanged_is_noticed(inference: bool, change: str) 
         assert Unwritten([]).holds([])
 
 
-def test_inference_tensors_are_known_by_identity_alone() -> None:
-    with torch.inference_mode():
-        tensors = [torch.zeros(2), torch.zeros(2)]
-    known = Unwritten(tensors)
-    with torch.inference_mode():
-        tensors[0].add_(1)  # which no counter tells: reset() is for it
-    assert known.holds(tensors)
-    assert not known.holds(tensors[::-1])
-
-
 @torch.no_grad()
 def test_a_session_that_packs_waits_only_where_weights_change(
     monkeypatch: pytest.MonkeyPatch,
@@ -254,7 +190,7 @@ def test_a_session_that_packs_waits_only_where_weights_change(
     monkeypatch.setattr(program, "session", counted)
     w, x = torch.nn.Parameter(torch.randn(4, 4)), torch.randn(2, 4)
     run = through(lambda x: x @ (w * 2), fallback=False)
-    for seen in ([True, False], [True, False, True], [True, False, True]):
+    for seen in ([False, True], [False, True, True], [False, True, True]):
         for _ in range(2):
             torch.testing.assert_close(run(x), x @ (w * 2))
         assert alive() == seen

@@ -12,7 +12,6 @@ import onnx.shape_inference
 import torch
 
 from roundoff.backend.program import Program
-from roundoff.backend.upcast import in_float32
 from roundoff.fusion import OptimizationOptions, fuse
 from roundoff.fusion.experimental import KERNELS
 from roundoff.fusion.rule import Report
@@ -63,7 +62,7 @@ FROM_THE_CPU = {n: _from_the_cpu(k) for n, k in KERNELS.items()}
 def run(proto: onnx.ModelProto, given: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
     """On the CPU; kernels of ours in Triton's interpreter, or on a GPU where there is one."""
     cpu = torch.device("cpu")
-    program = Program(in_float32(proto), cpu, FROM_THE_CPU)
+    program = Program(proto, cpu, FROM_THE_CPU)
     return program.run([given[n].contiguous() for n in program.inputs])
 
 

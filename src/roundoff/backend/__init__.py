@@ -22,6 +22,6 @@ from roundoff.fusion import OptimizationOptions
 
 from .compiled import Compiled
 from .entry import onnx_custom_backend
-from .variant import reset
+from .runner import reset
 
 __all__ = ["Compiled", "OptimizationOptions", "onnx_custom_backend", "reset"]

@@ -2,12 +2,14 @@
 
 An operator of the table (:mod:`.operators`) is written down directly. Any other stays with torch,
 as a step between partitions: torch's exporter writes some hundred of them otherwise than eager
-computes them (NaN, -0, overflow, train()), so it is not asked.
+computes them (NaN, -0, overflow, train()), so it is not asked. A float that sizes decide is taken
+as it is: dynamo guards it, and compiles again where it is another.
 """
 
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from roundoff.errors import UnsupportedError
 
-from .converter import Converted, Converter, fixed_number
+from .converter import Converted, Converter, LeftToTorchError
 from .operators import TABLE, writes_one_place
 from .others import by_torch
 
@@ -25,11 +27,11 @@ __all__ = ["convert", "opset_for"]
 
 #: Operators of torch whose operator of ONNX has a later version than opset 20's: which of these
 #: have a kernel on CUDA is not known, and what runs on the processor cannot be recorded in a graph.
-_LATER = {"constant_pad_nd", "convolution", "eye", "max_pool2d_with_indices", "softplus"}
+_LATER = {"constant_pad_nd", "convolution", "softplus"}
 
 
 def opset_for(gm: torch.fx.GraphModule, processor: str) -> int:
-    """The opset of a graph for which none is asked.
+    """The opset of a graph.
 
     24, which has TensorScatter, on CUDA for a graph that writes one place of an input (a step of a
     static cache): on an H200 it then takes 0.96 to 0.98 of the time. Others keep 20, and graphs
@@ -49,9 +51,9 @@ def convert(
     names: Sequence[str],
     outputs: Sequence[str],
     opset: int,
-    numbers: Mapping[int, float] | None = None,
-    refused: Mapping[str, str] | None = None,
-    fallback: bool = True,
+    numbers: Mapping[int, float],
+    refused: Mapping[str, str],
+    fallback: bool,
 ) -> Converted:
     """Convert a functional graph.
 
@@ -64,9 +66,9 @@ def convert(
     names, outputs : sequence of str
         Names for the ONNX graph's inputs (integers have one, too) and outputs.
     opset : int
-    numbers : mapping of int to float, optional
+    numbers : mapping of int to float
         Inputs of one number that are taken as constants.
-    refused : mapping of str to str, optional
+    refused : mapping of str to str
         Nodes of *gm* that have to stay with torch -> why.
     fallback : bool
         Whether any may.
@@ -76,11 +78,10 @@ def convert(
     UnsupportedError
         Without *fallback*, an operator has no ONNX form; the message names it.
     """
-    converter = Converter(opset)
-    converter.read_inputs(gm, examples, names, numbers or {})
+    converter = Converter(gm, examples, names, numbers, opset)
     for node in gm.graph.nodes:
         if converter.begin(node):
-            converter.end(node, _written(converter, node, refused or {}))
+            converter.end(node, _written(converter, node, refused))
             if converter.by_torch and not fallback:
                 (reason,) = set(converter.by_torch.values())
                 raise UnsupportedError(reason, got=str(node.target))
@@ -111,18 +112,17 @@ def _written(c: Converter, node: torch.fx.Node, refused: Mapping[str, str]) -> A
             got=str(node.target if _lost_its_check(node) else node.args[1]),
             hint="torch.compiler.disable on the part that holds it breaks the graph there",
         )
-    reason = refused.get(node.name)
-    if reason is None and _is_complex(node):
-        reason = "complex numbers have no kernels in ONNX Runtime"
-    if reason is None and _counts_on_a_size(node):
-        reason = "a number that depends on a size"
+    reason = refused.get(node.name) or _of_its_types(c, node)
     if reason is None:
+        reason = "no form in ONNX is known to compute the same"
         write: Any = TABLE.get(node.target)
         if write is not None and _takes(write, node):
-            result = write(c, node, *node.args, **node.kwargs)
+            try:
+                result = write(c, node, *node.args, **node.kwargs)
+            except LeftToTorchError as e:
+                result, reason = NotImplemented, str(e)
             if result is not NotImplemented:
                 return result
-        reason = "no form in ONNX is known to compute the same"
     schema = getattr(node.target, "_schema", None)
     if schema is not None and schema.is_mutable:
         # Handed copies by a partition, torch would write to them.
@@ -132,21 +132,19 @@ def _written(c: Converter, node: torch.fx.Node, refused: Mapping[str, str]) -> A
     return result
 
 
-def _counts_on_a_size(node: torch.fx.Node) -> bool:
-    """Whether an argument is no integer, and a size decides it: 1 / sqrt(head), a scale."""
-    values = [n.meta.get("val") for n in node.all_input_nodes]
-    return any(isinstance(v, torch.SymFloat) and fixed_number(v) is None for v in values)
-
-
-def _tensors(node: torch.fx.Node) -> list[torch.Tensor]:
-    """The fake tensors that go in and come out."""
+def _of_its_types(c: Converter, node: torch.fx.Node) -> str | None:
+    """Why an operator stays with torch for the types of its tensors, if it does."""
+    if node.target in (operator.getitem, torch.ops.aten.copy_.default):
+        return None  # which compute nothing
     values = pytree.tree_leaves([n.meta.get("val") for n in (node, *node.all_input_nodes)])
-    return [v for v in values if isinstance(v, torch.Tensor)]
-
-
-def _is_complex(node: torch.fx.Node) -> bool:
-    """Whether a complex tensor goes in or comes out."""
-    return any(v.is_complex() for v in _tensors(node))
+    types = {v.dtype for v in values if isinstance(v, torch.Tensor)}
+    if any(dtype.is_complex for dtype in types):
+        return "complex numbers have no kernels in ONNX Runtime"
+    if torch.float64 in types:
+        return "ONNX Runtime holds the scale and the epsilon of an operator in float32"
+    if c.on_cpu and torch.bfloat16 in types:
+        return "ONNX Runtime has few kernels of bfloat16 on a processor"
+    return None
 
 
 def _takes(write: Any, node: torch.fx.Node) -> bool:

@@ -7,6 +7,7 @@ nodes compute them only where an operator asks for a number.
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,27 +18,19 @@ import torch
 
 from roundoff.dtypes import dtype_info
 from roundoff.errors import UnsupportedError
-from roundoff.fusion.editor import Dim, fresh_name, reshape_target
+from roundoff.evaluator.values import to_numpy
+from roundoff.fusion.editor import Dim, fresh_name, reshape_target, static
 
 from .capture import outside
 from .sizes import dim, dims, symbols_of
 
-__all__ = ["Converted", "Converter", "Symbol", "dims_of", "fixed_number", "onnx_type"]
+__all__ = ["Converted", "Converter", "LeftToTorchError", "Symbol", "dims_of", "onnx_type"]
 
 Kernel = Callable[[Sequence[Any], dict[str, Any]], Sequence[torch.Tensor]]
-# On a processor ONNX Runtime computes float16 in float32, and joins the Cast that it puts in for it
-# with the one to float16.
-_TO_HALF = "torch.half"
-_NOT_ROUNDED = "ONNX Runtime leaves out the rounding of integers to float16 before it computes"
-#: Integers that float16 does not hold.
-_INTEGERS = (
-    ir.DataType.INT64,
-    ir.DataType.INT32,
-    ir.DataType.INT16,
-    ir.DataType.UINT64,
-    ir.DataType.UINT32,
-    ir.DataType.UINT16,
-)
+
+
+class LeftToTorchError(Exception):
+    """Why an operator of the table stays with torch for these arguments."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +49,8 @@ class Converted:
     Attributes
     ----------
     model : onnx.ModelProto
+    names : list of str
+        Its inputs, all of them tensors.
     symbols : list of Symbol
         All symbolic sizes that the arguments decide.
     integers : list of str
@@ -64,74 +59,66 @@ class Converted:
         Operator of domain "roundoff" -> what runs it: the operators that stay with torch.
     by_torch : dict of str to str
         Operator that stays with torch -> why.
-    written : list of int
-        Arguments that the graph writes to: their new values are the model's last outputs.
+    written : dict of str to str
+        Outputs that are new values of an input, which come last -> that input.
     """
 
     model: onnx.ModelProto
+    names: list[str]
     symbols: list[Symbol]
     integers: list[str]
     kernels: dict[str, Kernel]
     by_torch: dict[str, str]
-    written: list[int]
+    written: dict[str, str]
 
 
 class Converter:
     """A graph under construction: what an operator's function is handed first."""
 
-    def __init__(self, opset: int) -> None:
-        self.opset = opset
-        self.values: dict[torch.fx.Node, Any] = {}
-        self.kernels: dict[str, Kernel] = {}
-        self.by_torch: dict[str, str] = {}
-        self.current = ""
-        self.on_cpu = False
-        #: Placeholders that are written to -> the new value.
-        self.written: dict[torch.fx.Node, ir.Value] = {}
-        self._checks: list[tuple[ir.Value, str]] = []
-        self._nodes: list[ir.Node] = []
-        self._inputs: list[ir.Value] = []
-        self._initializers: list[ir.Value] = []
-        self._constants: dict[Any, ir.Value] = {}
-        self._arrays: dict[ir.Value, np.ndarray] = {}
-        self._sizes: dict[Any, ir.Value] = {}
-        self._symbols: list[Symbol] = []
-        self._integers: list[str] = []
-        self._names: set[str] = set()
-        self._domains = {"": opset}
-
-    # Inputs and outputs
-
-    def read_inputs(
+    def __init__(
         self,
         gm: torch.fx.GraphModule,
         examples: Sequence[Any],
         names: Sequence[str],
         numbers: Mapping[int, float],
+        opset: int,
     ) -> None:
-        places = gm.graph.find_nodes(op="placeholder")
-        self._names.update(names)
+        self.opset = opset
+        self.values: dict[torch.fx.Node, Any] = {}
+        self.kernels: dict[str, Kernel] = {}
+        self.by_torch: dict[str, str] = {}
+        self.current = ""
         self.on_cpu = all(e.device.type == "cpu" for e in examples if isinstance(e, torch.Tensor))
-        alone: dict[str, int] = {}
+        #: Placeholders that are written to -> the new value.
+        self.written: dict[torch.fx.Node, ir.Value] = {}
+        #: Conditions, and with what a call raises where one is false.
+        self.checks: list[tuple[ir.Value, str]] = []
+        self._nodes: list[ir.Node] = []
+        self._inputs: list[ir.Value] = []
+        self._constants: dict[Any, ir.Value] = {}
+        self._sizes: dict[Any, ir.Value] = {}
+        self._symbols: list[Symbol] = []
+        self._integers: list[str] = []
+        self._names = set(names)
+        self._domains = {"": opset}
+        places = gm.graph.find_nodes(op="placeholder")
         for i, (node, example, name) in enumerate(zip(places, examples, names, strict=True)):
             if i in numbers:
-                number = torch.tensor(numbers[i], dtype=example.dtype)
-                self.values[node] = self.constant(number.numpy())
+                known = torch.tensor(numbers[i], dtype=example.dtype)
+                self.values[node] = self.constant(known.numpy())
             elif isinstance(example, torch.Tensor):
-                value = self._value(name, dims(example.shape), onnx_type(example.dtype))
+                value = ir.val(name, onnx_type(example.dtype), dims(example.shape))
                 self.values[node] = value
                 self._inputs.append(value)
                 self._bind_axes(value, i)
-            elif isinstance(example, torch.SymInt) and isinstance(dim(example), str):
-                alone.setdefault(str(dim(example)), i)
-        for name, i in alone.items():
-            if name not in self._sizes and name.isidentifier():
-                value = self._value(name, [1], ir.DataType.INT64)
-                self._names.add(name)
-                self._inputs.append(value)
-                self._sizes[name] = value
-                self._integers.append(name)
-                self._symbols.append(Symbol(name, i, None))
+        for i, example in enumerate(examples):
+            size = dim(example) if isinstance(example, torch.SymInt) else 0
+            if isinstance(size, str) and size.isidentifier() and size not in self._sizes:
+                self._names.add(size)
+                self._sizes[size] = ir.val(size, ir.DataType.INT64, [1])
+                self._inputs.append(self._sizes[size])
+                self._integers.append(size)
+                self._symbols.append(Symbol(size, i, None))
 
     def _bind_axes(self, value: ir.Value, argument: int | None) -> None:
         """Sizes that *value* has along an axis are known from now on."""
@@ -145,12 +132,13 @@ class Converter:
     def finish(self, gm: torch.fx.GraphModule, names: Sequence[str]) -> Converted:
         (returned,) = gm.graph.output_node().args
         outputs: list[ir.Value] = []
-        places = gm.graph.find_nodes(op="placeholder")
         values = [self.values[node] for node in returned]  # type: ignore[union-attr, index]
         values += self.written.values()
-        if self._checks and values:
+        if self.checks and values:
             values[0] = self._checked(values[0])
-        names = [*names, *(f"written_{i}" for i in range(len(self.written)))]
+        targets = [self.values[node].name for node in self.written]
+        written = {f"written_{i}": name for i, name in enumerate(targets)}
+        names = [*names, *written]
         for value, name in zip(values, names, strict=True):
             if value.producer() is None or value in outputs:
                 value = self.op("Identity", value)
@@ -160,30 +148,31 @@ class Converter:
             self._inputs,
             outputs,
             nodes=self._nodes,
-            initializers=self._initializers,
+            initializers=list(self._constants.values()),
             opset_imports=self._domains,
             name="graph",
         )
         model = ir.to_proto(ir.Model(graph, ir_version=10))
-        written = [places.index(node) for node in self.written]
-        return Converted(model, self._symbols, self._integers, self.kernels, self.by_torch, written)
-
-    def check(self, condition: ir.Value, message: str) -> None:
-        """Let a call raise with a message where a condition is false."""
-        self._checks.append((condition, message))
+        return Converted(
+            model,
+            [value.name for value in self._inputs],
+            self._symbols,
+            self._integers,
+            self.kernels,
+            self.by_torch,
+            written,
+        )
 
     def _checked(self, value: ir.Value) -> ir.Value:
         """A value that is handed on once all conditions are found true."""
-        messages = [message for _, message in self._checks]
+        conditions, messages = zip(*self.checks, strict=True)
 
         def run(given: Sequence[Any], _: dict[str, Any]) -> list[torch.Tensor]:
-            value, *conditions = given
-            for condition, message in zip(conditions, messages, strict=True):
+            for condition, message in zip(given[1:], messages, strict=True):
                 torch._assert_async(condition, message)
-            return [value]
+            return [given[0]]
 
         self.kernels["torch.checks"] = run
-        conditions = [condition for condition, _ in self._checks]
         return self.op("torch.checks", value, *conditions, domain="roundoff")
 
     # Nodes
@@ -191,43 +180,32 @@ class Converter:
     def begin(self, node: torch.fx.Node) -> bool:
         """Whether there is anything to write for a node of torch's graph; it is the current one."""
         if node.op == "get_attr":
-            attribute = _attribute(node)
+            attribute = operator.attrgetter(str(node.target))(node.graph.owning_module)
             if isinstance(attribute, torch.Tensor):
-                self.values[node] = self._tensor(attribute)
+                with outside():
+                    self.values[node] = self.constant(to_numpy(attribute))
             return False
         self.current = node.name
         return node.op == "call_function" and not _is_size(node.meta.get("val"))
 
     def end(self, node: torch.fx.Node, result: Any) -> None:
         """What was written for a node is its value from now on."""
-        self.values[node] = self._named(node, result)
+        self.values[node] = result
+        expected: Any = node.meta.get("val")
+        if isinstance(result, list):
+            for i, value in enumerate(result):
+                self._finish(value, expected[i], f"{node.name}_{i}")
+        else:
+            self._finish(result, expected, node.name)
 
-    def _named(self, node: torch.fx.Node, result: Any) -> Any:
-        """Results under the node's name, with the type and the sizes that torch gives them."""
-        expected = node.meta.get("val")
-        if isinstance(result, (list, tuple)):
-            some = [
-                None if r is None else self._finished(r, e, f"{node.name}_{i}")
-                for i, (r, e) in enumerate(zip(result, expected, strict=True))  # type: ignore[arg-type]
-            ]
-            return some
-        return None if result is None else self._finished(result, expected, node.name)
-
-    def _finished(self, value: ir.Value, expected: Any, name: str) -> ir.Value:
-        if not isinstance(expected, torch.Tensor):
-            return value
-        kind = onnx_type(expected.dtype)
-        if value.dtype != kind:
-            value = self.cast(value, kind)
-        shape = dims(expected.shape)
+    def _finish(self, value: ir.Value | None, expected: Any, name: str) -> None:
+        """Give a value the type and the sizes that torch foretold."""
         # What passes through (a clone, an alias) keeps the name that it has.
-        if value.producer() is not None and not (value.name or "").startswith("%"):
-            return value
-        if value.producer() is not None:
-            value.shape = ir.Shape(shape)
+        if value is not None and str(value.name).startswith("%"):
+            value.shape = ir.Shape(dims(expected.shape))
+            value.type = ir.TensorType(onnx_type(expected.dtype))
             value.name = self._fresh(name)
             self._bind_axes(value, None)
-        return value
 
     def op(
         self,
@@ -239,11 +217,11 @@ class Converter:
         **attributes: Any,
     ) -> ir.Value:
         """A node of one output; shape and type are the first input's where not given."""
-        first = inputs[0] if inputs else None
-        if shape is None:
-            shape = list(first.shape) if first is not None and first.shape is not None else None
-        kind = dtype if dtype is not None else first.dtype if first is not None else None
-        out = self._value("%", shape, kind)
+        first = inputs[0]
+        assert first is not None
+        # The name of torch's node comes later, if it is this node's result.
+        name = self._fresh(f"%{self.current}")
+        out = ir.val(name, dtype or first.dtype, dims_of(first) if shape is None else shape)
         self.add(op_type, inputs, [out], domain, **attributes)
         return out
 
@@ -256,35 +234,27 @@ class Converter:
         **attributes: Any,
     ) -> None:
         """A node with outputs that exist already."""
-        name = self._fresh(f"{self.current or 'node'}/{op_type}")
-        kept = ir.convenience.convert_attributes(
-            {k: v for k, v in attributes.items() if v is not None}
-        )
-        for out in outputs:
-            if out.name == "%":  # the caller's name comes later, if it has one
-                out.name = self._fresh(f"%{self.current}")
         # One left out at the end is not named: onnxruntime 1.31's fusion of a residual with a
         # LayerNormalization reads an empty name as a bias, and ends the process.
         inputs = list(inputs)
         while inputs and inputs[-1] is None:
             inputs.pop()
-        node = ir.Node(domain, op_type, inputs, kept, outputs=outputs, name=name)
-        node.metadata_props["roundoff.fx"] = self.current
         self._domains.setdefault(domain, 1)
+        node = ir.node(
+            op_type,
+            inputs,
+            {k: v for k, v in attributes.items() if v is not None},
+            domain=domain,
+            outputs=outputs,
+            name=self._fresh(f"{self.current or 'node'}/{op_type}"),
+            metadata_props={"roundoff.fx": self.current},
+        )
         self._nodes.append(node)
 
     def value_like(self, example: torch.Tensor) -> ir.Value:
         """A value to be computed, of the type and sizes of a fake tensor."""
-        return self._value(
-            self._fresh(f"%{self.current}"), dims(example.shape), onnx_type(example.dtype)
-        )
-
-    def _value(self, name: str, shape: Sequence[Any] | None, dtype: ir.DataType | None) -> ir.Value:
-        return ir.Value(
-            name=name,
-            shape=None if shape is None else ir.Shape(list(shape)),
-            type=None if dtype is None else ir.TensorType(dtype),
-        )
+        name = self._fresh(f"%{self.current}")
+        return ir.val(name, onnx_type(example.dtype), dims(example.shape))
 
     def _fresh(self, name: str) -> str:
         return fresh_name(name, self._names)
@@ -296,14 +266,9 @@ class Converter:
         if isinstance(x, torch.fx.Node):
             example = x.meta.get("val")
             if isinstance(example, (float, torch.SymFloat)):
-                known = fixed_number(example)
-                if known is None:
-                    raise UnsupportedError("a number that depends on a size", got=str(example))
-                return self.tensor(known, dtype)
-            if _is_size(example):
-                number = self.reshape(self.size(dim(example)), [])
-                return number if dtype is None else self.cast(number, dtype)
-            value = self.values[x]
+                return self.tensor(float(example), dtype)
+            known = _is_size(example)
+            value = self.reshape(self.size(dim(example)), []) if known else self.values[x]
             return value if dtype is None else self.cast(value, dtype)
         kind = dtype or (ir.DataType.INT64 if isinstance(x, int) else ir.DataType.FLOAT)
         return self.constant(np.array(x).astype(kind.numpy()))
@@ -312,13 +277,12 @@ class Converter:
         """*value* as another type; a constant is cast at once."""
         if value.dtype == dtype:
             return value
-        array = self._arrays.get(value)
+        array = self.array(value)
         if array is not None and array.size <= 64:
             return self.constant(array.astype(dtype.numpy()))
-        if self.on_cpu and dtype == ir.DataType.FLOAT16 and value.dtype in _INTEGERS:
-            self.kernels[_TO_HALF] = lambda given, _: [given[0].half()]
-            self.by_torch[_TO_HALF] = _NOT_ROUNDED
-            return self.op(_TO_HALF, value, dtype=dtype, domain="roundoff")
+        if self.on_cpu and dtype == ir.DataType.FLOAT16 and value.dtype.is_integer():
+            # It computes float16 in float32, and joins the Cast to it with this one.
+            raise LeftToTorchError("ONNX Runtime leaves out the rounding of integers to float16")
         return self.op("Cast", value, dtype=dtype, to=int(dtype))
 
     def constant(self, array: Any) -> ir.Value:
@@ -326,27 +290,14 @@ class Converter:
         array = np.asarray(array)
         key = (array.dtype, array.shape, array.tobytes())
         if key not in self._constants:
-            value = self._value(
-                self._fresh("const"), array.shape, ir.DataType.from_numpy(array.dtype)
-            )
-            value.const_value = ir.tensor(array, name=value.name)
+            name = self._fresh("const")
+            value = ir.val(name, const_value=ir.tensor(array, name=name))
             self._constants[key] = value
-            self._arrays[value] = array
-            self._initializers.append(value)
         return self._constants[key]
 
     def array(self, value: ir.Value) -> np.ndarray | None:
         """What a small constant holds."""
-        return self._arrays.get(value)
-
-    def _tensor(self, tensor: torch.Tensor) -> ir.Value:
-        with outside():
-            tensor = tensor.detach().cpu().contiguous()
-            if tensor.dtype == torch.bfloat16:
-                import ml_dtypes
-
-                return self.constant(tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16))
-            return self.constant(tensor.numpy())
+        return None if value.const_value is None else value.const_value.numpy()
 
     def ints(self, numbers: Sequence[int]) -> ir.Value:
         """Integers as a constant of one axis."""
@@ -396,19 +347,9 @@ class Converter:
 
     def shape(self, sizes: Sequence[Dim]) -> ir.Value:
         """Sizes as an int64 of one axis."""
-        if all(isinstance(s, int) for s in sizes):
+        if static(*sizes):
             return self.ints(sizes)  # type: ignore[arg-type]
-        parts: list[ir.Value] = []
-        run: list[int] = []
-        for s in [*sizes, None]:
-            if isinstance(s, int):
-                run.append(s)
-                continue
-            if run:
-                parts.append(self.ints(run))
-                run = []
-            if s is not None:
-                parts.append(self.size(s))
+        parts = [self.size(s) for s in sizes]
         if len(parts) == 1:
             return parts[0]
         return self.op("Concat", *parts, shape=[len(sizes)], dtype=ir.DataType.INT64, axis=0)
@@ -436,20 +377,5 @@ def onnx_type(dtype: torch.dtype) -> ir.DataType:
     return ir.DataType(dtype_info(dtype).onnx)
 
 
-def fixed_number(number: float | torch.SymFloat) -> float | None:
-    """A number that sizes do not decide, else None."""
-    if not isinstance(number, torch.SymFloat):
-        return float(number)
-    expression = number.node.expr
-    return float(expression) if expression.is_number else None
-
-
 def _is_size(value: Any) -> bool:
     return isinstance(value, (torch.SymInt, torch.SymBool, torch.SymFloat, int, float, bool))
-
-
-def _attribute(node: torch.fx.Node) -> Any:
-    value: Any = node.graph.owning_module
-    for part in str(node.target).split("."):
-        value = getattr(value, part)
-    return value

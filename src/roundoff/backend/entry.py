@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
-import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
-import onnx
 import torch
+from torch._decomp import get_decompositions
 from torch._dynamo.backends.common import aot_autograd
 
-from roundoff.arguments import check_choice, check_flag, check_providers, check_whole
+from roundoff.arguments import check_choice, check_flag
 from roundoff.errors import ArgumentError, DtypeError, RoundoffError, UnsupportedError
 from roundoff.fusion import OptimizationOptions
 
@@ -23,8 +20,8 @@ from .capture import (
     is_number,
     keep_composites,
 )
-from .compiled import ByNumbers, Compiled, readable
-from .variant import CompileSettings
+from .compiled import ByNumbers, Compiled, CompileSettings
+from .operators import WRITTEN_IN_OTHERS
 
 __all__ = ["onnx_custom_backend"]
 
@@ -33,13 +30,8 @@ def onnx_custom_backend(
     graph_module: torch.fx.GraphModule,
     args: Sequence[Any],
     *,
-    target_opset: int | None = None,
-    verbose: int = 0,
     options: OptimizationOptions | None = None,
-    optimize: bool = True,
     storage: dict[str, Any] | None = None,
-    dump_prefix: str | os.PathLike[str] | None = None,
-    providers: Sequence[Any] | None = None,
     cuda_graph: bool = False,
     fallback: bool = True,
     mode: str | None = None,
@@ -50,26 +42,12 @@ def onnx_custom_backend(
     ----------
     graph_module, args
         As dynamo hands them to a backend.
-    target_opset : int, optional
-        ONNX opset, 18 or later. From 24 on one place of a static cache is written by
-        `TensorScatter <https://onnx.ai/onnx/operators/onnx__TensorScatter.html>`_: by default 24
-        on CUDA for a graph that does so, else 20.
-    verbose : int
-        1 prints a line a graph, 2 also a line a rewrite.
     options : OptimizationOptions, optional
         Which tiers rewrite the graph; ``default+onnxruntime`` by default.
-    optimize : bool
-        False runs the graph as converted.
     storage : dict, optional
         Filled: ``storage["instance"]`` is a list of :class:`roundoff.backend.Compiled`, one for
         each graph, with what was exported, fused and run, the inputs of the
         first call, and their result in float64.
-    dump_prefix : path, optional
-        Writes each model to ``<dump_prefix>_<n>.onnx``.
-    providers : sequence, optional
-        Execution providers; by default CUDA where the inputs are on a GPU, else CPU. In a CUDA
-        graph a decode step of few sequences in float16 has unfused attention by default:
-        ``[("CUDAExecutionProvider", {"sdpa_kernel": "8"})]`` asks for cuDNN's.
     cuda_graph : bool
         On CUDA, record the run as a CUDA graph and replay it. Outputs are then overwritten by
         the next call: copy what must last. Inputs are copied in. A graph is recorded when a set
@@ -139,18 +117,7 @@ def onnx_custom_backend(
     ['Gemm', 'Relu']
     """
     try:
-        settings = _settings(
-            target_opset=target_opset,
-            verbose=verbose,
-            options=options,
-            optimize=optimize,
-            storage=storage,
-            dump_prefix=dump_prefix,
-            providers=providers,
-            cuda_graph=cuda_graph,
-            fallback=fallback,
-            mode=mode,
-        )
+        settings = _settings(options, storage, cuda_graph, fallback, mode)
         if not isinstance(graph_module, torch.fx.GraphModule):
             raise ArgumentError(
                 "graph_module",
@@ -161,8 +128,6 @@ def onnx_custom_backend(
         if not isinstance(args, (list, tuple)):
             raise ArgumentError("args", got=type(args).__name__, expected="a list of tensors")
         _refuse(args, fallback)
-        _refuse_gradients(graph_module, args)
-        _refuse_interpreter(args, settings.options)
         fixed = fixed_numbers(graph_module)
         kept = keep_composites(graph_module, fixed)
         places = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
@@ -171,20 +136,21 @@ def onnx_custom_backend(
         def compiler(gm: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
             own = gm.graph.find_nodes(op="placeholder")
             same = len(own) == len(places)
-            names = readable([str(n.target) for n in (places if same else own)])
+            names = [str(n.target) for n in (places if same else own)]
             numbers = [i for i, p in enumerate(places) if same and is_number(p) and i not in known]
             context = torch._guards.TracingContext.try_get()
             metadata = getattr(context, "fw_metadata", None)
-            static = set(getattr(metadata, "static_input_indices", None) or ())
-            weights = [i in static for i in range(len(own))]
+            weights = getattr(metadata, "static_input_indices", None) or ()
             make = functools.partial(Compiled, gm, examples, names, weights, settings)
             constants = known if same else {}
             return ByNumbers(numbers, constants, make) if numbers else make(constants)
 
         with as_constants(fixed):
-            return aot_autograd(fw_compiler=compiler, keep_inference_input_mutations=True)(
-                kept, args
-            )
+            return aot_autograd(
+                fw_compiler=compiler,
+                decompositions=get_decompositions(WRITTEN_IN_OTHERS),
+                keep_inference_input_mutations=True,
+            )(kept, args)
     except RoundoffError as e:
         if torch._guards.TracingContext.try_get() is None:
             raise
@@ -200,27 +166,14 @@ def _refusing(error: RoundoffError) -> Callable[..., Any]:
 
 
 def _settings(
-    *,
-    target_opset: Any,
-    verbose: Any,
-    options: Any,
-    optimize: Any,
-    storage: Any,
-    dump_prefix: Any,
-    providers: Any,
-    mode: Any,
-    cuda_graph: Any,
-    **flags: Any,
+    options: Any, storage: Any, cuda_graph: Any, fallback: Any, mode: Any
 ) -> CompileSettings:
     """What was asked for, where each argument is what it may be."""
-    for name, flag in (flags | {"optimize": optimize, "cuda_graph": cuda_graph}).items():
-        check_flag(name, flag)
+    check_flag("cuda_graph", cuda_graph)
+    check_flag("fallback", fallback)
     check_choice("mode", mode, (None, "default", "reduce-overhead"))
-    check_whole("verbose", verbose, least=0)
-    if target_opset is not None:
-        check_whole("target_opset", target_opset, least=18, most=onnx.defs.onnx_opset_version())
     if options is None:
-        options = OptimizationOptions(verbose=max(verbose - 1, 0))
+        options = OptimizationOptions()
     if not isinstance(options, OptimizationOptions):
         raise ArgumentError(
             "options",
@@ -230,54 +183,8 @@ def _settings(
         )
     if storage is not None and not isinstance(storage, dict):
         raise ArgumentError("storage", got=repr(storage), expected="a dict, which is filled")
-    if dump_prefix is not None:
-        dump_prefix = _prefix(dump_prefix)
     copied = mode == "reduce-overhead" and not cuda_graph
-    return CompileSettings(
-        opset=target_opset,
-        verbose=verbose,
-        options=options if optimize else OptimizationOptions(None),
-        storage=storage,
-        dump_prefix=dump_prefix,
-        providers=None if providers is None else list(check_providers(providers)),
-        cuda_graph=cuda_graph or copied,
-        copy_outputs=copied,
-        **flags,
-    )
-
-
-def _prefix(path: Any) -> Path:
-    """Where models are written, in a folder that is there."""
-    if isinstance(path, (str, os.PathLike)):
-        prefix = Path(path)
-        if prefix.name and "\0" not in prefix.name and prefix.parent.is_dir():
-            return prefix
-    raise ArgumentError("dump_prefix", got=repr(path), expected="a path whose folder exists")
-
-
-def _refuse_interpreter(args: Sequence[Any], options: OptimizationOptions) -> None:
-    """Beside a GPU kernels are compiled for it, and would be handed tensors of the processor."""
-    on_cpu = all(t.device.type == "cpu" for t in args if isinstance(t, torch.Tensor))
-    if options.interpret and on_cpu and importlib.util.find_spec("triton"):
-        from roundoff.kernels import interpreting
-
-        if not interpreting():
-            raise UnsupportedError(
-                "kernels of this process are compiled for a GPU, and not interpreted",
-                got="OptimizationOptions(interpret=True), tensors on the CPU",
-                hint="set TRITON_INTERPRET=1 before Python starts, or move the model to the GPU",
-            )
-
-
-def _refuse_gradients(gm: torch.fx.GraphModule, args: Sequence[Any]) -> None:
-    """Under no_grad a part of the graph may switch gradients on, and torch then records them."""
-    switches = gm.graph.find_nodes(op="call_function", target=torch._C._set_grad_enabled)
-    on = any(node.args[0] is True for node in switches) and not torch.is_inference_mode_enabled()
-    if on and any(isinstance(t, torch.Tensor) and t.requires_grad for t in args):
-        raise UnsupportedError(
-            "gradients are switched on within the graph, and an input or a parameter requires them",
-            hint="leave out torch.enable_grad(), or detach() what it computes with",
-        )
+    return CompileSettings(options, storage, cuda_graph or copied, copied, fallback)
 
 
 def _refuse(args: Sequence[Any], fallback: bool) -> None:

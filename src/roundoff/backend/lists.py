@@ -13,7 +13,7 @@ from typing import Any
 import onnx
 from onnx import helper, numpy_helper
 
-__all__ = ["SPLITS_SLICES", "passes_a_list", "without_lists"]
+__all__ = ["SPLITS_SLICES", "passes_a_list", "sizes_of", "without_lists"]
 
 #: ONNX Runtime's optimizer that would make one Split of these Slices again.
 SPLITS_SLICES = "GatherSliceToSplitFusion"
@@ -32,7 +32,7 @@ def _values(graph: onnx.GraphProto) -> dict[str, onnx.ValueInfoProto]:
     return {v.name: v for v in [*graph.input, *graph.output, *graph.value_info, *stored]}
 
 
-def _shape(value: onnx.ValueInfoProto | None) -> list[Any]:
+def sizes_of(value: onnx.ValueInfoProto | None) -> list[Any]:
     """Sizes, names of sizes, and None for a size, or for a shape, that nothing is known of."""
     if value is None or not value.type.tensor_type.HasField("shape"):
         return [None]
@@ -45,7 +45,7 @@ def _listed(model: onnx.ModelProto) -> list[int]:
     values = _values(model.graph)
     found = []
     for place, node in enumerate(model.graph.node):
-        sizes = [_shape(values.get(name)) for name in _parts(node)]
+        sizes = [sizes_of(values.get(name)) for name in _parts(node)]
         if len(sizes) > _FEW and any(None in s or s != sizes[0] for s in sizes):
             found.append(place)
     return found
@@ -100,7 +100,7 @@ def without_lists(model: onnx.ModelProto) -> onnx.ModelProto:
 def _tree(
     node: onnx.NodeProto, axis: int, name: str, values: dict[str, onnx.ValueInfoProto]
 ) -> tuple[list[onnx.NodeProto], list[onnx.ValueInfoProto]]:
-    shapes = {part: _shape(values.get(part)) for part in node.input}
+    shapes = {part: sizes_of(values.get(part)) for part in node.input}
     if any(None in shape or not isinstance(shape[axis], int) for shape in shapes.values()):
         return [node], []
     kind = values[node.input[0]].type.tensor_type.elem_type

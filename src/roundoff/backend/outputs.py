@@ -1,8 +1,8 @@
-"""What a graph returns: strides as torch gives them, memory shared where torch shares it."""
+"""What a graph returns: axes in memory as torch has them, memory shared where torch shares it."""
 
 from __future__ import annotations
 
-import dataclasses
+import collections
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,17 +14,9 @@ from roundoff.errors import UnsupportedError
 
 from .sizes import dim, dims, evaluate, hint
 
-__all__ = ["Outputs", "contiguous", "memory", "permutation"]
+__all__ = ["Outputs", "axes_by_stride", "contiguous"]
 
 Restore = Callable[[list[torch.Tensor], Mapping[str, int]], Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Returned:
-    """One tensor that the ONNX graph returns: ``node.permute(perm)``, contiguous."""
-
-    node: torch.fx.Node
-    perm: tuple[int, ...] | None
 
 
 class Outputs:
@@ -32,7 +24,8 @@ class Outputs:
 
     An output that is a permutation of a contiguous one is returned as that one and permuted
     back, which copies nothing. Outputs that share memory in torch are computed once, as the tensor
-    that contains all of them, and cut from it. What is no tensor is kept aside.
+    that contains all of them, and cut from it. An output with gaps in its memory comes without
+    them. What is no tensor is kept aside.
 
     Parameters
     ----------
@@ -50,24 +43,23 @@ class Outputs:
     def __init__(self, gm: torch.fx.GraphModule) -> None:
         last = gm.graph.output_node()
         (returned,) = last.args
-        self._returned: list[_Returned] = []
-        self._restore: list[Restore] = []
+        self.plain = True
+        self._nodes: list[torch.fx.Node] = []
         bases = _bases(gm, returned)  # type: ignore[arg-type]
-        for node in returned:  # type: ignore[union-attr]
-            self._restore.append(self._restoring(node, bases))
+        self._restore = [self._restoring(node, bases) for node in returned]  # type: ignore[union-attr]
         nodes = []
-        for item in self._returned:
-            node = item.node
-            if item.perm is not None:
+        for node in self._nodes:
+            value, order = node.meta["val"], axes_by_stride(node.meta["val"])
+            if order is not None and not contiguous(value):
                 with gm.graph.inserting_before(last):
                     node = gm.graph.call_function(
-                        torch.ops.aten.permute.default, (node, list(item.perm))
+                        torch.ops.aten.permute.default, (node, list(order))
                     )
-                node.meta["val"] = item.node.meta["val"].permute(item.perm)
+                node.meta["val"] = value.permute(order)
             nodes.append(node)
         last.args = (tuple(nodes),)
         self.names = [f"output_{i}" for i in range(len(nodes))]
-        self.plain = all(isinstance(r, _Same) for r in self._restore)
+        self.plain &= len(nodes) == len(self._restore)  # what is returned twice is computed once
 
     def restore(self, tensors: list[torch.Tensor], sizes: Mapping[str, int]) -> list[Any]:
         """The outputs that torch would return, for these values of symbolic sizes."""
@@ -76,127 +68,85 @@ class Outputs:
     def _restoring(self, node: Any, bases: dict[int, torch.fx.Node]) -> Restore:
         value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
         if isinstance(value, torch.SymInt):
+            self.plain = False
             number = dim(value)
             return lambda tensors, sizes: evaluate(number, sizes)
         if not isinstance(value, torch.Tensor):
+            self.plain = False
             return lambda tensors, sizes: node
-        base = bases.get(memory(value))
+        base = bases.get(_memory(value))
         if base is not None:
-            index, whole = self._index(base), base.meta["val"]
+            self.plain = False
+            index = self._index(base)
             shape, stride = dims(value.shape), dims(value.stride())
             offset = dim(value.storage_offset())
-            back = _unpermuted(permutation(whole.shape, whole.stride()))
-            return lambda tensors, sizes: back(tensors[index]).as_strided(
+            return lambda tensors, sizes: tensors[index].as_strided(
                 [evaluate(d, sizes) for d in shape],
                 [evaluate(d, sizes) for d in stride],
                 evaluate(offset, sizes),
             )
-        perm = permutation(value.shape, value.stride())
-        index = self._index(node)
-        if perm is None and not contiguous(value) and 0 not in value.stride():
-            return _strided(index, value.stride())
-        return _Same(index) if perm is None else _permuted(index, perm)
+        index, order = self._index(node), axes_by_stride(value)
+        if order is None or contiguous(value):
+            return lambda tensors, sizes: tensors[index]
+        self.plain = False
+        back = sorted(range(len(order)), key=order.__getitem__)
+        return lambda tensors, sizes: tensors[index].permute(back)
 
     def _index(self, node: torch.fx.Node) -> int:
-        for i, item in enumerate(self._returned):
-            if item.node is node:
-                return i
-        value = node.meta["val"]
-        self._returned.append(_Returned(node, permutation(value.shape, value.stride())))
-        return len(self._returned) - 1
+        if node not in self._nodes:
+            self._nodes.append(node)
+        return self._nodes.index(node)
 
 
-class _Same:
-    def __init__(self, index: int) -> None:
-        self.index = index
+def axes_by_stride(value: torch.Tensor) -> tuple[int, ...] | None:
+    """The axes from the widest stride to the closest, where that order is contiguous; else None.
 
-    def __call__(self, tensors: list[torch.Tensor], sizes: Mapping[str, int]) -> torch.Tensor:
-        return tensors[self.index]
-
-
-def _unpermuted(perm: tuple[int, ...] | None) -> Callable[[torch.Tensor], torch.Tensor]:
-    if perm is None:
-        return lambda t: t
-    inverse = sorted(range(len(perm)), key=perm.__getitem__)
-    return lambda t: t.permute(inverse)
-
-
-def _permuted(index: int, perm: tuple[int, ...]) -> Restore:
-    back = _unpermuted(perm)
-    return lambda tensors, sizes: back(tensors[index])
-
-
-def _strided(index: int, stride: Sequence[Any]) -> Restore:
-    steps = dims(stride)
-
-    def restore(tensors: list[torch.Tensor], sizes: Mapping[str, int]) -> torch.Tensor:
-        t = tensors[index]
-        known = [evaluate(s, sizes) for s in steps]
-        return torch.empty_strided(t.shape, known, dtype=t.dtype, device=t.device).copy_(t)
-
-    return restore
-
-
-def permutation(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...] | None:
-    """The axes from the widest stride to the closest, where that order is contiguous.
-
-    None where the tensor is contiguous as it is, or in no order of its axes.
+    It holds for all sizes, and asks for no guard.
 
     Examples
     --------
-    >>> permutation((2, 3, 4), (12, 1, 3))
-    (0, 2, 1)
+    >>> axes_by_stride(torch.empty(2, 4, 3).mT), axes_by_stride(torch.empty(4, 3)[:, :2])
+    ((0, 2, 1), None)
     """
+    shape, stride = value.shape, value.stride()
     long = [i for i, n in enumerate(shape) if dim(n) != 1]
     by_stride = sorted(long, key=lambda i: (-hint(stride[i]), i))
-    expected = 1
+    expected: Any = 1
     for i in reversed(by_stride):
         if not statically_known_true(stride[i] == expected):
             return None
-        expected *= shape[i]
+        expected = expected * shape[i]
     if by_stride == long:
-        return None
-    return tuple([i for i in range(len(shape)) if shape[i] == 1] + by_stride)
+        return tuple(range(len(shape)))
+    return tuple([i for i in range(len(shape)) if i not in long] + by_stride)
 
 
 def contiguous(value: torch.Tensor) -> bool:
-    """Whether it is for all sizes; asks for no guard."""
-    expected: Any = 1
-    for size, stride in reversed(list(zip(value.shape, value.stride(), strict=True))):
-        if dim(size) != 1 and not statically_known_true(stride == expected):
-            return False
-        expected = expected * size
-    return True
+    """Whether it is for all sizes."""
+    return axes_by_stride(value) == tuple(range(value.dim()))
 
 
-def memory(value: torch.Tensor) -> int:
+def _memory(value: torch.Tensor) -> int:
     """Which memory a fake tensor has: equal of views of one."""
     return value.untyped_storage()._cdata
 
 
 def _bases(gm: torch.fx.GraphModule, returned: Sequence[Any]) -> dict[int, torch.fx.Node]:
     """For each memory that several outputs share: the node whose tensor is all of it."""
-    seen: dict[int, int] = {}
-    for node in returned:
-        value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
-        if isinstance(value, torch.Tensor):
-            seen[memory(value)] = seen.get(memory(value), 0) + 1
-    shared = {m for m, n in seen.items() if n > 1}
+    values = [node.meta.get("val") for node in returned if isinstance(node, torch.fx.Node)]
+    outputs = [value for value in values if isinstance(value, torch.Tensor)]
+    seen = collections.Counter(map(_memory, outputs))
     bases: dict[int, torch.fx.Node] = {}
-    for node in gm.graph.nodes if shared else ():
+    for node in gm.graph.nodes:
         value = node.meta.get("val")
-        if not isinstance(value, torch.Tensor) or memory(value) not in shared:
+        if not isinstance(value, torch.Tensor) or seen[_memory(value)] < 2:
             continue
         size = math.prod(value.shape) * value.element_size()
-        dense = contiguous(value) or permutation(value.shape, value.stride()) is not None
         whole = statically_known_true(size == value.untyped_storage().nbytes())
-        if dense and dim(value.storage_offset()) == 0 and whole:
-            bases.setdefault(memory(value), node)
-    for node in returned if bases else ():
-        value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
-        if not isinstance(value, torch.Tensor):
-            continue
-        base = bases.get(memory(value))
+        if whole and dim(value.storage_offset()) == 0 and axes_by_stride(value) is not None:
+            bases.setdefault(_memory(value), node)
+    for value in outputs:
+        base = bases.get(_memory(value))
         if base is not None and _seen_as(value) != _seen_as(base.meta["val"]):
             # No strides cut it from the base. AOTAutograd itself makes views of an input.
             if base.op != "placeholder":
@@ -205,7 +155,7 @@ def _bases(gm: torch.fx.GraphModule, returned: Sequence[Any]) -> dict[int, torch
                     got=f"{_seen_as(value)} beside {_seen_as(base.meta['val'])}",
                     hint="return clone() of one of them",
                 )
-            del bases[memory(value)]
+            del bases[_memory(value)]
     return bases
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import ctypes
 import dataclasses
@@ -12,17 +13,16 @@ import warnings
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
-import onnx
+import onnx.utils
 import torch
 
 from roundoff.dtypes import onnx_dtype_to_torch_dtype
-from roundoff.errors import ModelError, RoundoffError, UnsupportedError
-from roundoff.fusion.editor import Dim
+from roundoff.errors import RoundoffError, UnsupportedError
 from roundoff.ort import OrtSession, session
 from roundoff.ort.binding import CUDA
 from roundoff.timing.harness import no_collection
 
-from .lists import SPLITS_SLICES, passes_a_list, without_lists
+from .lists import SPLITS_SLICES, passes_a_list, sizes_of, without_lists
 from .sizes import known
 from .steps import KernelStep, Partition, Slot, Step, constant, signature, unread_after
 
@@ -60,26 +60,21 @@ def partitions(model: onnx.ModelProto) -> list[list[onnx.NodeProto]]:
     waiting = list(model.graph.node)
     groups: list[list[onnx.NodeProto]] = []
     while waiting:
-        partition: list[onnx.NodeProto] = []
+        before = len(waiting)
         for ours in (False, True):
-            rest = []
+            group, rest = [], []
             for node in waiting:
-                ready = all(i in known for i in node.input)
-                if ready and (node.domain == "roundoff") == ours:
+                if (node.domain == "roundoff") == ours and known.issuperset(node.input):
                     known.update(node.output)
-                    if ours:
-                        groups.append([node])
-                    else:
-                        partition.append(node)
+                    group.append(node)
                 else:
                     rest.append(node)
-            moved, waiting = len(rest) < len(waiting), rest
-            if not ours and partition:
-                groups.append(partition)
-            if ours and not moved and not partition:
-                raise ModelError(
-                    "a node waits for a value that nothing computes", got=waiting[0].name
-                )
+            waiting = rest
+            if ours:
+                groups += [[node] for node in group]
+            elif group:
+                groups.append(group)
+        assert len(waiting) < before, "a node waits for a value that nothing computes"
     return groups
 
 
@@ -112,24 +107,11 @@ def _submodel(
     model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], outputs: Sequence[str]
 ) -> onnx.ModelProto:
     """The model of some nodes; what they read and do not compute themselves is an input."""
-    graph = model.graph
-    known = {v.name: v for v in [*graph.value_info, *graph.input, *graph.output]}
-    stored = {i.name: i for i in graph.initializer}
-    computed = {o for n in nodes for o in n.output}
-    read = dict.fromkeys(i for n in nodes for i in n.input if i and i not in computed)
-    inputs = [i.name for i in graph.input if i.name in read]
-    inputs += [n for n in read if n not in inputs and n not in stored]
-    subgraph = onnx.helper.make_graph(
-        list(nodes),
-        graph.name,
-        [known[n] for n in inputs],
-        [known[n] for n in outputs],
-        [stored[n] for n in read if n in stored],
-        value_info=[known[n] for n in computed if n in known and n not in outputs],
-    )
-    return onnx.helper.make_model(
-        subgraph, opset_imports=list(model.opset_import), ir_version=model.ir_version
-    )
+    apart = {o for n in nodes for o in n.output} | {t.name for t in model.graph.initializer}
+    read = dict.fromkeys(i for n in nodes for i in n.input if i and i not in apart)
+    first = [i.name for i in model.graph.input if i.name in read]
+    inputs = list(dict.fromkeys([*first, *read]))
+    return onnx.utils.Extractor(model).extract_model(inputs, list(outputs))
 
 
 def without_counts(
@@ -192,10 +174,7 @@ def written_in_place(model: onnx.ModelProto) -> dict[str, str]:
     Those are an input with some elements replaced, whose old elements nothing else reads: ONNX
     Runtime copies the rest only where the two lie apart.
     """
-    readers: dict[str, int] = {}
-    for node in model.graph.node:
-        for name in node.input:
-            readers[name] = readers.get(name, 0) + 1
+    readers = collections.Counter(name for node in model.graph.node for name in node.input)
     inputs = {i.name for i in model.graph.input}
     returned = {o.name for o in model.graph.output}
     return {
@@ -207,11 +186,6 @@ def written_in_place(model: onnx.ModelProto) -> dict[str, str]:
         and node.input[0] in inputs
         and readers[node.input[0]] == 1
     }
-
-
-def _sizes(kind: onnx.TypeProto.Tensor) -> list[Dim | None]:
-    """Numbers, names and expressions, and None for a size that nothing is known of."""
-    return [d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in kind.shape.dim]
 
 
 class _MemcpyNode(ctypes.Structure):
@@ -317,12 +291,11 @@ class Program:
         for value in [*graph.input, *graph.value_info, *graph.output]:
             if value.name in between or value.name in self.inputs or value.name in self.outputs:
                 self._slot(value)
-        stored = {t.name: t for t in graph.initializer}
-        wanted = [i for n in graph.node if n.domain == "roundoff" for i in n.input if i in stored]
-        constants = {name: constant(stored[name], device) for name in wanted}
-        for name, tensor in constants.items():
-            kind = stored[name].data_type
-            self._slot(onnx.helper.make_tensor_value_info(name, kind, list(tensor.shape)))
+        stored = [t for t in graph.initializer if t.name in between]
+        for tensor in stored:
+            self._slot(
+                onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+            )
         self.sessions: list[OrtSession] = []
         self._known: dict[bytes, tuple[OrtSession, list[str]]] = {}
         self.steps: list[Step] = []
@@ -337,8 +310,9 @@ class Program:
         self._new = [(self._slots[n].index, self._slots[n].maker(device)) for n in apart]
         # Values that no input gives: constants, and places for what a run computes.
         self._blank: list[Any] = [None] * (len(self._slots) - len(self.inputs))
-        for name, tensor in constants.items():
-            self._blank[self._slots[name].index - len(self.inputs)] = tensor
+        for tensor in stored:
+            place = self._slots[tensor.name].index - len(self.inputs)
+            self._blank[place] = constant(tensor, device)
         self._out = picked([self._slots[n].index for n in self.outputs])
         self._steady = set(steady)
         self._steady |= {o for o, i in in_place.items() if i in self._steady}
@@ -346,41 +320,28 @@ class Program:
         chosen = list(providers or [CUDA if self.cuda else "CPUExecutionProvider"])
         for group in groups:
             if group[0].domain == "roundoff":
-                self.steps.append(self._kernel(group[0], kernels))
+                node = group[0]
+                self.steps.append(KernelStep(node, self._slots, kernels[node.op_type]))
             else:
                 self._add_partition(model, group, chosen, tf32)
         #: For each step: what it passes on, and what nothing reads after it.
         self._passed = [[(s.index, s.maker(device)) for s in step.passed] for step in self.steps]
         self._gone = unread_after(self.steps, {self._slots[n].index for n in self.outputs})
 
-    def _kernel(self, node: onnx.NodeProto, kernels: Mapping[str, TorchKernel]) -> KernelStep:
-        kernel = kernels.get(node.op_type)
-        if kernel is None:
-            raise ModelError(
-                "no kernel of ours has this name",
-                got=node.op_type,
-                expected=", ".join(sorted(kernels)),
-            )
-        return KernelStep(node, self._slots, kernel)
-
     def _slot(self, value: onnx.ValueInfoProto) -> None:
         if value.name in self._slots:
             return
-        kind = value.type.tensor_type
-        sizes = _sizes(kind)
-        decided = [d for d in sizes if d is not None and known(d, self._symbols)]
-        if len(decided) < len(sizes) or not kind.HasField("shape"):
+        sizes = sizes_of(value)
+        if not all(d is not None and known(d, self._symbols) for d in sizes):
             raise UnsupportedError(
                 "a size that the data decide",
                 got=value.name,
                 hint="torch._dynamo.config.capture_dynamic_output_shape_ops = False breaks the "
                 "graph there",
             )
+        kind = value.type.tensor_type.elem_type
         self._slots[value.name] = Slot(
-            len(self._slots),
-            tuple(decided),
-            onnx_dtype_to_torch_dtype(kind.elem_type),
-            kind.elem_type,
+            len(self._slots), tuple(sizes), onnx_dtype_to_torch_dtype(kind), kind
         )
 
     def _add_partition(
@@ -391,14 +352,11 @@ class Program:
         tf32: bool,
     ) -> None:
         inside = {n.name for n in nodes}
-        outside = {i for n in model.graph.node if n.name not in inside for i in n.input}
-        needed = outside | set(self.outputs)
-        outputs = {o for n in nodes for o in n.output if o and o in needed}
-        returned = [o for o in self.outputs if o in outputs]
-        part = _submodel(model, nodes, returned + sorted(outputs.difference(returned)))
+        needed = {i for n in model.graph.node if n.name not in inside for i in n.input}
+        needed.update(self.outputs)
+        part = _submodel(model, nodes, [o for n in nodes for o in n.output if o in needed - {""}])
         key, names = signature(part)
-        known = key in self._known
-        if not known:
+        if key not in self._known:
             self._known[key] = self._session(part, providers, tf32), names
             self.sessions.append(self._known[key][0])
         equal, its = self._known[key]
@@ -411,7 +369,6 @@ class Program:
                 self.device,
                 passed={n for n in slots if own[n] not in self.outputs},
                 steady={n for n in slots if own[n] in self._steady},
-                begins=nodes[0].name if known else "",
             )
         )
 
@@ -420,16 +377,10 @@ class Program:
         # block beside what the first run has left in the arena: twice the memory of activations,
         # and no less time (SmolLM2, 1 and 128 tokens, two cores: 1.00 and 0.99 without).
         options: dict[str, Any] = {"enable_mem_pattern": False}
-        graph = part.graph
-        values = [*graph.input, *graph.output, *graph.value_info]
-        double = any(v.type.tensor_type.elem_type == onnx.TensorProto.DOUBLE for v in values)
-        # ONNX Runtime's own fusions hold the scale and the epsilon of a norm in float32.
-        level = "basic" if double else "all"
-        left_out = ["LayerNormFusionL1"] if double else []  # the one fusion of a norm that is basic
-        left_out += [SPLITS_SLICES] if self.cuda else []
-        options["optimization.disable_specified_optimizers"] = ";".join(left_out)
+        if self.cuda:
+            options["optimization.disable_specified_optimizers"] = SPLITS_SLICES
         with contextlib.nullcontext() if self.stream is None else torch.cuda.stream(self.stream):
-            return session(part, providers, tf32=tf32, optimization=level, session_options=options)
+            return session(part, providers, tf32=tf32, session_options=options)
 
     def run(
         self,

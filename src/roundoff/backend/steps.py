@@ -15,6 +15,7 @@ from typing import Any
 import onnx
 import torch
 
+from roundoff.evaluator.values import to_value
 from roundoff.fusion.editor import Dim, static
 from roundoff.ort import OrtSession
 from roundoff.ort.binding import translated
@@ -111,8 +112,6 @@ class Partition:
         The session's names of what it makes for later steps.
     steady : container of str
         Those of what lies where it lay at most runs.
-    begins : str
-        The first of its nodes, for errors, where the session's names are those of another.
     """
 
     made: tuple[int, ...] = ()
@@ -124,12 +123,8 @@ class Partition:
         device: torch.device,
         passed: Container[str],
         steady: Container[str],
-        begins: str = "",
     ) -> None:
         self.session = session
-        self._doing = "ONNX Runtime fails in the run"
-        if begins:
-            self._doing += f" (of what begins with node {begins!r}; names are of its first equal)"
         self._io = session.raw.io_binding()
         self._run = functools.partial(session.raw.run_with_iobinding, self._io, session.run_options)
         self._place = (device.type, device.index or 0)
@@ -175,7 +170,8 @@ class Partition:
         try:
             self._run()
         except Exception as e:
-            raise translated(e, self._doing) from e
+            # Of a session that equal partitions share, names are those of the first.
+            raise translated(e, "ONNX Runtime fails in the run") from e
 
     def _bind(self, i: int, tensor: Any) -> None:
         at, name, slot = tensor.data_ptr(), self.names[i], self._slots[i]
@@ -222,8 +218,6 @@ Step = Partition | KernelStep
 
 def constant(tensor: onnx.TensorProto, device: torch.device) -> torch.Tensor:
     """A constant that a kernel of ours reads."""
-    from roundoff.evaluator.values import to_value
-
     with torch.inference_mode(False):  # else a call outside of it could not use it
         value: torch.Tensor = to_value(onnx.numpy_helper.to_array(tensor))
         return value.to(device)

@@ -10,10 +10,11 @@ from __future__ import annotations
 # Importing a module enters its operators.
 from . import elementwise, indexing, products, reductions, shapes
 from .indexing import writes_one_place
-from .table import TABLE
+from .table import TABLE, WRITTEN_IN_OTHERS
 
 __all__ = [
     "TABLE",
+    "WRITTEN_IN_OTHERS",
     "elementwise",
     "indexing",
     "products",

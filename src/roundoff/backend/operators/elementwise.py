@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -11,10 +10,8 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from roundoff.fusion.editor import Dim
-
-from ..converter import Converter, dims_of, onnx_type
-from .table import BOOL, DOUBLE, fits, kind_of, shape_of, writes
+from ..converter import Converter, onnx_type
+from .table import BOOL, fits, kind_of, shape_of, writes
 
 
 def _unary(op: str) -> Callable[..., Any]:
@@ -37,9 +34,7 @@ for _name, _op in {
     "relu": "Relu",
     "erf": "Erf",
     "floor": "Floor",
-    "ceil": "Ceil",
     "reciprocal": "Reciprocal",
-    "logical_not": "Not",
 }.items():
     writes(_name)(_unary(_op))
 
@@ -56,9 +51,7 @@ def _silu(c: Converter, node: Any, x: Any) -> ir.Value:
 
 
 @writes("gelu")
-def _gelu(c: Converter, node: Any, x: Any, approximate: str = "none") -> Any:
-    if c.opset < 20 or kind_of(node) == DOUBLE:
-        return NotImplemented  # ONNX Runtime has no Erf in float64
+def _gelu(c: Converter, node: Any, x: Any, approximate: str = "none") -> ir.Value:
     return c.op("Gelu", c.tensor(x), approximate=approximate)
 
 
@@ -67,12 +60,12 @@ def _bitwise_not(c: Converter, node: Any, x: Any) -> ir.Value:
     return c.op("Not" if kind_of(node) == BOOL else "BitwiseNot", c.tensor(x))
 
 
-@writes("alias", "clone", "detach", "lift_fresh_copy", "contiguous")
+@writes("alias", "clone", "detach", "lift_fresh_copy")
 def _same(c: Converter, node: Any, x: Any, memory_format: Any = None) -> ir.Value:
     return c.tensor(x)
 
 
-@writes("_to_copy", "prims.convert_element_type", "to.dtype")
+@writes("_to_copy", "prims.convert_element_type")
 def _to(c: Converter, node: Any, x: Any, *_: Any, **__: Any) -> Any:
     before, after = x.meta["val"], node.meta["val"]
     if before.device != after.device and before.dim() and c.array(c.tensor(x)) is None:
@@ -89,7 +82,7 @@ def _binary(op: str, boolean: str | None = None) -> Callable[..., Any]:
         if alpha != 1:
             second = c.op("Mul", second, c.tensor(alpha, kind))
         chosen = boolean if kind == BOOL and boolean else op
-        return c.op(chosen, c.tensor(a, kind), second, shape=shape_of(node), dtype=kind)
+        return c.op(chosen, c.tensor(a, kind), second)
 
     return write
 
@@ -100,23 +93,15 @@ for _name, _op, _boolean in (
     ("mul", "Mul", "And"),
     ("bitwise_and", "BitwiseAnd", "And"),
     ("bitwise_or", "BitwiseOr", "Or"),
-    ("bitwise_xor", "BitwiseXor", "Xor"),
 ):
     writes(f"{_name}.Tensor", f"{_name}.Scalar")(_binary(_op, _boolean))
 for _name, _op in (
     ("div.Tensor", "Div"),
     ("div.Scalar", "Div"),
-    ("logical_and", "And"),
-    ("logical_or", "Or"),
     ("maximum", "Max"),
     ("minimum", "Min"),
 ):
     writes(_name)(_binary(_op))
-
-
-@writes("rsub.Scalar", "rsub.Tensor")
-def _rsub(c: Converter, node: Any, a: Any, b: Any, alpha: Any = 1) -> ir.Value:
-    return _binary("Sub")(c, node, b, a) if alpha == 1 else NotImplemented
 
 
 @writes("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar")
@@ -127,7 +112,7 @@ def _pow(c: Converter, node: Any, a: Any, b: Any) -> Any:
     if kind != ir.DataType.FLOAT16 and b in (0.5, -0.5) and not isinstance(b, torch.fx.Node):
         root = c.op("Sqrt", c.tensor(a, kind))  # as torch does: NaN of -inf
         return root if b == 0.5 else c.op("Reciprocal", root)
-    return c.op("Pow", c.tensor(a, kind), c.tensor(b, kind), shape=shape_of(node), dtype=kind)
+    return c.op("Pow", c.tensor(a, kind), c.tensor(b, kind))
 
 
 def _compared(op: str, negated: bool = False) -> Callable[..., Any]:
@@ -135,11 +120,9 @@ def _compared(op: str, negated: bool = False) -> Callable[..., Any]:
         known = [x.meta["val"] if isinstance(x, torch.fx.Node) else x for x in (a, b)]
         plain = [k if isinstance(k, torch.Tensor) else _python(k) for k in known]
         kind = onnx_type(torch.result_type(*plain))
-        chosen = op
         if kind == BOOL and op != "Equal":
             kind = ir.DataType.INT32
-        first, second = c.tensor(a, kind), c.tensor(b, kind)
-        made = c.op(chosen, first, second, shape=shape_of(node), dtype=BOOL)
+        made = c.op(op, c.tensor(a, kind), c.tensor(b, kind), shape=shape_of(node), dtype=BOOL)
         return c.op("Not", made) if negated else made
 
     return write
@@ -160,49 +143,33 @@ for _name, _op, _negated in (
     writes(f"{_name}.Tensor", f"{_name}.Scalar")(_compared(_op, _negated))
 
 
-@writes("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar")
+@writes("where.self")
 def _where(c: Converter, node: Any, condition: Any, a: Any, b: Any) -> Any:
-    kind, dtype = kind_of(node), node.meta["val"].dtype
-    if not (fits(a, dtype) and fits(b, dtype)):
-        return NotImplemented
-    return _chosen(c, node, c.tensor(condition, BOOL), c.tensor(a, kind), c.tensor(b, kind))
+    kind = kind_of(node)
+    return _chosen(c, c.tensor(condition, BOOL), c.tensor(a, kind), c.tensor(b, kind))
 
 
 @writes("masked_fill.Scalar", "masked_fill.Tensor")
 def _masked_fill(c: Converter, node: Any, x: Any, mask: Any, value: Any) -> Any:
     if not fits(value, node.meta["val"].dtype):
         return NotImplemented
-    return _chosen(c, node, c.tensor(mask, BOOL), c.tensor(value, kind_of(node)), c.tensor(x))
+    return _chosen(c, c.tensor(mask, BOOL), c.tensor(value, kind_of(node)), c.tensor(x))
 
 
-def _chosen(
-    c: Converter, node: Any, condition: ir.Value, first: ir.Value, second: ir.Value
-) -> ir.Value:
+def _chosen(c: Converter, condition: ir.Value, first: ir.Value, second: ir.Value) -> Any:
     """*first* where the condition is true, else *second*.
 
     Of its first choice ONNX Runtime's Where makes a -0 to 0 on a processor. One that is no constant
-    becomes the second choice, under the opposite condition; where the other may be -0, too, each is
-    1 where it is not chosen, and the product is what is.
+    becomes the second choice, under the opposite condition.
     """
-    kind, out = kind_of(node), shape_of(node)
-    options: dict[str, Any] = {"shape": out, "dtype": kind}
-    if not c.on_cpu or not kind.is_floating_point() or not _may_be_minus_zero(c, first):
-        return c.op("Where", condition, first, second, **options)
+    floating = first.dtype is not None and first.dtype.is_floating_point()
+    if not c.on_cpu or not floating or not _may_be_minus_zero(c, first):
+        return c.op("Where", condition, first, second)
+    if _may_be_minus_zero(c, second):
+        return NotImplemented
     # Equal, as ONNX Runtime swaps the choices of a Not.
     opposite = c.op("Equal", condition, c.constant(np.array(False)), dtype=BOOL)
-    if not _may_be_minus_zero(c, second):
-        return c.op("Where", opposite, second, first, **options)
-    parts = []
-    for hidden, value in ((opposite, first), (condition, second)):
-        shape = _broadcast(dims_of(hidden), dims_of(value))
-        parts.append(c.op("Where", hidden, c.tensor(1, kind), value, shape=shape, dtype=kind))
-    return c.op("Mul", *parts, **options)
-
-
-def _broadcast(a: list[Dim], b: list[Dim]) -> list[Dim]:
-    """The sizes of what two tensors of these sizes make together."""
-    pairs = itertools.zip_longest(reversed(a), reversed(b), fillvalue=1)
-    return [n if m == 1 else m for m, n in pairs][::-1]
+    return c.op("Where", opposite, second, first)
 
 
 def _may_be_minus_zero(c: Converter, value: ir.Value) -> bool:
@@ -223,16 +190,6 @@ def _clamp(c: Converter, node: Any, x: Any, min: Any = None, max: Any = None) ->
         if bound is not None:
             value = c.op(op, value, c.tensor(bound, kind))
     return value
-
-
-@writes("clamp_min")
-def _clamp_min(c: Converter, node: Any, x: Any, bound: Any) -> Any:
-    return _clamp(c, node, x, bound)
-
-
-@writes("clamp_max")
-def _clamp_max(c: Converter, node: Any, x: Any, bound: Any) -> Any:
-    return _clamp(c, node, x, None, bound)
 
 
 @writes("softplus")

@@ -31,15 +31,14 @@ def _no_negative(c: Converter, index: Any) -> ir.Value:
 
 @writes("embedding")
 def _embedding(c: Converter, node: Any, table: Any, ids: Any, *_: Any, **__: Any) -> ir.Value:
-    return c.op("Gather", c.tensor(table), _no_negative(c, ids), shape=shape_of(node), axis=0)
+    return c.op("Gather", c.tensor(table), _no_negative(c, ids), axis=0)
 
 
 @writes("gather")
 def _gather(c: Converter, node: Any, x: Any, axis: int, index: Any, **_: Any) -> Any:
     if not rank_of(x) or not rank_of(index):
         return NotImplemented
-    inputs = (c.tensor(x), _no_negative(c, index))
-    return c.op("GatherElements", *inputs, shape=shape_of(node), axis=axis)
+    return c.op("GatherElements", c.tensor(x), _no_negative(c, index), axis=axis)
 
 
 @writes("index.Tensor")
@@ -47,13 +46,12 @@ def _index(c: Converter, node: Any, x: Any, indices: Sequence[Any]) -> Any:
     used = [(i, t) for i, t in enumerate(indices) if t is not None]
     if any(not t.meta["val"].dtype.is_signed for _, t in used):
         return NotImplemented  # bool and bytes choose by condition
-    out = shape_of(node)
     if len(used) == 1:
         axis, index = used[0]
-        return c.op("Gather", c.tensor(x), c.tensor(index, INT64), shape=out, axis=axis)
+        return c.op("Gather", c.tensor(x), c.tensor(index, INT64), axis=axis)
     if [i for i, _ in used] != list(range(len(used))):
         return NotImplemented
-    common = out[: len(out) - (rank_of(x) - len(used))]
+    common = shape_of(node)[: rank_of(node) - (rank_of(x) - len(used))]
     parts = []
     for _, t in used:
         index = c.reshape(
@@ -63,7 +61,7 @@ def _index(c: Converter, node: Any, x: Any, indices: Sequence[Any]) -> Any:
             index = c.op("Expand", index, c.shape(common), shape=common)
         parts.append(c.reshape(index, [*common, 1]))
     joined = c.op("Concat", *parts, shape=[*common, len(parts)], axis=len(common))
-    return c.op("GatherND", c.tensor(x), joined, shape=out)
+    return c.op("GatherND", c.tensor(x), joined)
 
 
 def writes_one_place(node: Any) -> bool:
@@ -111,7 +109,7 @@ def _copy_into(
     """A write to an input, which AOTAutograd leaves at the end of the graph."""
     value, out = c.tensor(source, kind_of(node)), shape_of(node)
     if dims_of(value) != out:
-        value = c.op("Expand", value, c.shape(out), shape=out)
+        value = c.op("Expand", value, c.shape(out))
     c.written[target] = value
     return value
 
@@ -120,7 +118,7 @@ def _copy_into(
 def _check(c: Converter, node: Any, condition: Any, message: str) -> None:
     """What a function asks of its data: on a GPU it would end the process, and is left out."""
     if on_cpu(condition):
-        c.check(c.tensor(condition, BOOL), message)
+        c.checks.append((c.tensor(condition, BOOL), message))
 
 
 @writes("_assert_scalar")

@@ -12,28 +12,26 @@ import onnx_ir as ir
 from roundoff.fusion.editor import Dim
 
 from ..converter import Converter, dims_of
-from .table import BOOL, DOUBLE, FLOAT, constant_of, kind_of, rank_of, shape_of, size_of, writes
+from .table import BOOL, FLOAT, constant_of, kind_of, rank_of, shape_of, size_of, writes
 
 
-@writes("aten.linear", "roundoff.linear")
+@writes("roundoff.linear")
 def _linear(c: Converter, node: Any, x: Any, weight: Any, bias: Any = None) -> Any:
     if rank_of(weight) != 2:
         return NotImplemented
-    out = shape_of(node)
     if rank_of(x) == 2 and bias is not None:
-        inputs = (c.tensor(x), c.tensor(weight), c.tensor(bias))
-        return c.op("Gemm", *inputs, shape=out, transB=1)
+        return c.op("Gemm", c.tensor(x), c.tensor(weight), c.tensor(bias), transB=1)
     w = c.tensor(weight)
     turned = c.op("Transpose", w, shape=dims_of(w)[::-1], perm=[1, 0])
-    product = c.op("MatMul", c.tensor(x), turned, shape=out)
-    return product if bias is None else c.op("Add", product, c.tensor(bias), shape=out)
+    product = c.op("MatMul", c.tensor(x), turned, shape=shape_of(node))
+    return product if bias is None else c.op("Add", product, c.tensor(bias))
 
 
-@writes("aten.matmul", "roundoff.matmul", "mm", "bmm")
+@writes("roundoff.matmul", "mm", "bmm")
 def _matmul(c: Converter, node: Any, a: Any, b: Any) -> Any:
     if node.meta["val"].dtype != a.meta["val"].dtype or not shape_of(node):
         return NotImplemented
-    return c.op("MatMul", c.tensor(a), c.tensor(b), shape=shape_of(node))
+    return c.op("MatMul", c.tensor(a), c.tensor(b))
 
 
 @writes("addmm")
@@ -42,13 +40,11 @@ def _addmm(
 ) -> Any:
     if rank_of(bias) > 2 or not node.meta["val"].dtype.is_floating_point:
         return NotImplemented
-    inputs = (c.tensor(a), c.tensor(b), c.tensor(bias))
     scales = constant_of(c, alpha), constant_of(c, beta)
     if None in scales:
         return NotImplemented
-    if kind_of(node) == DOUBLE and any(float(np.float32(s)) != s for s in scales):
-        return NotImplemented  # they are attributes in float32
-    return c.op("Gemm", *inputs, shape=shape_of(node), alpha=scales[0], beta=scales[1])
+    inputs = (c.tensor(a), c.tensor(b), c.tensor(bias))
+    return c.op("Gemm", *inputs, alpha=scales[0], beta=scales[1])
 
 
 @writes("convolution")
@@ -76,7 +72,6 @@ def _convolution(
     return c.op(
         "ConvTranspose" if transposed else "Conv",
         *inputs,
-        shape=shape_of(node),
         strides=strides,
         pads=pads * 2,
         dilations=dilations,
@@ -102,9 +97,7 @@ def _attention(
     torch's exporter shuts keys out with the lowest finite number, which makes such a row the
     mean of all values; torch itself makes it zero.
     """
-    kind, out = kind_of(node), shape_of(node)
-    if kind == DOUBLE:
-        return NotImplemented  # ONNX Runtime multiplies by a scale in float32 there
+    kind = kind_of(node)
     q, k, v = (c.tensor(x) for x in (query, key, value))
     head, heads = dims_of(q)[-1], (dims_of(q)[1], dims_of(k)[1])
     if not isinstance(head, int) or (grouped and any(isinstance(n, str) for n in heads)):
@@ -142,7 +135,7 @@ def _attention(
         probabilities = c.op(
             "Where", dead, c.tensor(0.0, kind), probabilities, shape=scores, dtype=kind
         )
-    return c.op("MatMul", probabilities, v, shape=out)
+    return c.op("MatMul", probabilities, v)
 
 
 def _repeated(c: Converter, x: ir.Value, heads: Dim) -> ir.Value:

@@ -10,16 +10,16 @@ import torch
 
 from ..converter import Converter
 from .table import (
-    DOUBLE,
     INT64,
     axis_of,
     constant_of,
     is_empty,
     kind_of,
     rank_of,
-    shape_of,
     writes,
 )
+
+_LONG = (torch.int64, torch.uint64, torch.uint32)
 
 
 def _reduced(op: str) -> Callable[..., Any]:
@@ -28,27 +28,19 @@ def _reduced(op: str) -> Callable[..., Any]:
     ) -> Any:
         if is_empty(x):
             return NotImplemented
-        short = kind_of(node) == INT64 and _is_short(x)
-        if op == "ReduceSum" and not (node.meta["val"].dtype.is_floating_point or short):
-            return NotImplemented  # ONNX Runtime adds in float64: exact up to 2**53, then saturated
+        kind = kind_of(node)
+        # ONNX Runtime adds integers in float64: exact up to 2**53, which 32 bits do not add up to.
+        short = kind == INT64 and x.meta["val"].dtype not in _LONG
+        if op == "ReduceSum" and not (kind.is_floating_point() or short):
+            return NotImplemented
         listed = [axes] if isinstance(axes, int) else list(axes or range(rank_of(x)))
-        value = c.tensor(x, kind_of(node))
+        value = c.tensor(x, kind)
         if not rank_of(x):
             return value
         at = c.ints(sorted(axis_of(a, rank_of(x)) for a in listed))
-        return c.op(op, value, at, shape=shape_of(node), keepdims=int(keepdim))
+        return c.op(op, value, at, keepdims=int(keepdim))
 
     return write
-
-
-def _is_short(x: Any) -> bool:
-    """Whether a sum of an integer tensor stays below 2**53: its elements have 32 bits at most."""
-    while x.target in _CASTS and not x.args[0].meta["val"].dtype.is_floating_point:
-        x = x.args[0]
-    return bool(x.meta["val"].dtype not in (torch.int64, torch.uint64, torch.uint32))
-
-
-_CASTS = (torch.ops.aten._to_copy.default, torch.ops.prims.convert_element_type.default)
 
 
 writes("mean", "mean.dim")(_reduced("ReduceMean"))
@@ -65,8 +57,8 @@ def _cumsum(c: Converter, node: Any, x: Any, axis: int, dtype: Any = None) -> An
 
 def _soft(op: str) -> Callable[..., Any]:
     def write(c: Converter, node: Any, x: Any, axis: int, wider: bool = False) -> Any:
-        if not rank_of(x) or kind_of(node) == DOUBLE:
-            return NotImplemented  # in float64 a row of -inf alone is not NaN
+        if not rank_of(x):
+            return NotImplemented
         return c.op(op, c.tensor(x, kind_of(node)), axis=axis_of(axis, rank_of(x)))
 
     return write
@@ -80,8 +72,8 @@ writes("_log_softmax")(_soft("LogSoftmax"))
 def _layer_norm(
     c: Converter, node: Any, x: Any, shape: Sequence[Any], weight: Any, bias: Any, eps: Any
 ) -> Any:
-    if not _alone(node) or weight is None or is_empty(x) or kind_of(x) == DOUBLE:
-        return NotImplemented  # epsilon is an attribute in float32
+    if not _alone(node) or weight is None or is_empty(x):
+        return NotImplemented
     inputs = [c.tensor(t) if t is not None else None for t in (x, weight, bias)]
     number = constant_of(c, eps)
     if number is None:
@@ -109,7 +101,5 @@ def _batch_norm(
 ) -> Any:
     if weight is None or bias is None or rank_of(x) < 2 or not _alone(node):
         return NotImplemented
-    if kind_of(x) == DOUBLE:
-        return NotImplemented  # epsilon is an attribute in float32
     inputs = [c.tensor(t) for t in (x, weight, bias, mean, variance)]
     return [c.op("BatchNormalization", *inputs, epsilon=float(eps)), None, None]

@@ -14,7 +14,7 @@ import torch
 from roundoff.fusion.editor import Dim
 
 from ..converter import Converter, dims_of
-from ..sizes import dim, dims
+from ..sizes import dim
 from .table import (
     FLOAT,
     INT64,
@@ -32,13 +32,10 @@ from .table import (
 @writes(
     "view",
     "_unsafe_view",
-    "reshape",
     "unsqueeze",
     "squeeze",
     "squeeze.dim",
     "squeeze.dims",
-    "flatten.using_ints",
-    "_reshape_copy",
 )
 def _reshaped(c: Converter, node: Any, x: Any, *_: Any, **__: Any) -> ir.Value:
     return c.reshape(c.tensor(x), shape_of(node))
@@ -52,26 +49,14 @@ def _expand(c: Converter, node: Any, x: Any, *_: Any, **__: Any) -> ir.Value:
         return value
     # One is what Expand keeps: a size is computed only where it is new.
     target: list[Dim] = [1 if b == a else a for b, a in zip(before, after, strict=True)]
-    return c.op("Expand", value, c.shape(target), shape=after)
+    return c.op("Expand", value, c.shape(target))
 
 
 @writes("permute")
 def _permute(c: Converter, node: Any, x: Any, order: Sequence[int]) -> ir.Value:
     perm = [axis_of(p, len(order)) for p in order]
     value = c.tensor(x)
-    return (
-        value if perm == sorted(perm) else c.op("Transpose", value, shape=shape_of(node), perm=perm)
-    )
-
-
-@writes("transpose.int", "t")
-def _transpose(c: Converter, node: Any, x: Any, one: int = 0, two: int = 1) -> ir.Value:
-    perm = list(range(rank_of(x)))
-    if not perm or (len(perm) < 2 and node.target is torch.ops.aten.t.default):
-        return c.tensor(x)
-    one, two = axis_of(one, len(perm)), axis_of(two, len(perm))
-    perm[one], perm[two] = perm[two], perm[one]
-    return _permute(c, node, x, perm)
+    return value if perm == sorted(perm) else c.op("Transpose", value, perm=perm)
 
 
 @writes("slice.Tensor")
@@ -90,7 +75,7 @@ def _slice(
     if step == 1 and (dims_of(value) == shape_of(node) or (start, end) == (0, (1 << 63) - 1)):
         return value
     bounds = [c.size(start), c.size(end), c.ints([axis]), c.ints([step])]
-    return c.op("Slice", value, *bounds, shape=shape_of(node))
+    return c.op("Slice", value, *bounds)
 
 
 @writes("select.int")
@@ -98,28 +83,19 @@ def _select(c: Converter, node: Any, x: Any, axis: int, index: Any) -> ir.Value:
     at = c.reshape(c.size(size_of(index)), [])
     if isinstance(index, int):
         at = c.constant(np.array(index, np.int64))
-    return c.op("Gather", c.tensor(x), at, shape=shape_of(node), axis=axis_of(axis, rank_of(x)))
+    return c.op("Gather", c.tensor(x), at, axis=axis_of(axis, rank_of(x)))
 
 
 @writes("cat")
 def _cat(c: Converter, node: Any, tensors: Sequence[Any], axis: int = 0) -> ir.Value:
-    kind, rank = kind_of(node), len(shape_of(node))
+    kind, rank = kind_of(node), rank_of(node)
     # An empty vector beside tensors of more axes counts as nothing.
     parts = [c.tensor(t, kind) for t in tensors if rank_of(t) == rank]
     axis = axis_of(axis, rank)
     parts = [p for p in parts if dims_of(p)[axis] != 0] or parts[:1]
     if len(parts) == 1:
         return parts[0]
-    return c.op("Concat", *parts, shape=shape_of(node), axis=axis)
-
-
-@writes("stack")
-def _stack(c: Converter, node: Any, tensors: Sequence[Any], axis: int = 0) -> ir.Value:
-    out = shape_of(node)
-    axis = axis_of(axis, len(out))
-    thin = [*out[:axis], 1, *out[axis + 1 :]]
-    parts = [c.reshape(c.tensor(t, kind_of(node)), thin) for t in tensors]
-    return c.op("Concat", *parts, shape=out, axis=axis)
+    return c.op("Concat", *parts, axis=axis)
 
 
 @writes("split.Tensor", "split_with_sizes")
@@ -132,22 +108,13 @@ def _split(c: Converter, node: Any, x: Any, _: Any, axis: int = 0) -> Any:
     return outputs
 
 
-@writes("unbind.int")
-def _unbind(c: Converter, node: Any, x: Any, axis: int = 0) -> Any:
-    value, axis = c.tensor(x), axis_of(axis, rank_of(x))
-    return [
-        c.op("Gather", value, c.constant(np.array(i, np.int64)), shape=dims(e.shape), axis=axis)
-        for i, e in enumerate(node.meta["val"])
-    ]
-
-
 @writes("repeat")
 def _repeat(c: Converter, node: Any, x: Any, repeats: Sequence[Any]) -> ir.Value:
     value, times = c.tensor(x), [size_of(r) for r in repeats]
     value = c.reshape(value, [*([1] * (len(times) - rank_of(x))), *dims_of(value)])
     if all(t == 1 for t in times):
         return value
-    return c.op("Tile", value, c.shape(times), shape=shape_of(node))
+    return c.op("Tile", value, c.shape(times))
 
 
 @writes("constant_pad_nd")
@@ -158,7 +125,7 @@ def _pad(c: Converter, node: Any, x: Any, pad: Sequence[Any], number: Any = 0) -
     pairs = [(size_of(a), size_of(b)) for a, b in zip(pad[::2], pad[1::2], strict=True)]
     pairs = [(0, 0)] * (rank_of(x) - len(pairs)) + pairs[::-1]
     widths = c.shape([a for a, _ in pairs] + [b for _, b in pairs])
-    return c.op("Pad", c.tensor(x), widths, c.tensor(number, kind_of(node)), shape=shape_of(node))
+    return c.op("Pad", c.tensor(x), widths, c.tensor(number, kind_of(node)))
 
 
 def _getitem(c: Converter, node: Any, source: Any, index: int) -> Any:
@@ -171,45 +138,29 @@ TABLE[operator.getitem] = _getitem
 # New tensors
 
 
-def _filled(c: Converter, node: Any, number: Any) -> Any:
-    shape, kind = shape_of(node), kind_of(node)
+@writes("full", "full_like", "fill.Scalar", "fill.Tensor", "scalar_tensor")
+def _full(c: Converter, node: Any, *given: Any, **_: Any) -> Any:
+    number, shape, kind = given[-1], shape_of(node), kind_of(node)
     if not fits(number, node.meta["val"].dtype):
         return NotImplemented
     value = c.tensor(number, kind)
     if not shape:
         return value
-    sizes = [d for d in shape if isinstance(d, int)]
     array = c.array(value)
-    if len(sizes) == len(shape) and math.prod(sizes) <= 64 and array is not None:
+    sizes = [d for d in shape if isinstance(d, int)]
+    if sizes == shape and math.prod(sizes) <= 64 and array is not None:
         return c.constant(np.full(sizes, array))
-    return c.op("Expand", value, c.shape(shape), shape=shape)
+    return c.op("Expand", value, c.shape(shape))
 
 
-@writes("full", "full_like", "new_full", "fill.Scalar", "fill.Tensor")
-def _full(c: Converter, node: Any, like: Any, *rest: Any, fill_value: Any = None, **_: Any) -> Any:
-    return _filled(c, node, rest[-1] if rest else fill_value)
+@writes("empty.memory_format", "empty_like")
+def _empty(c: Converter, node: Any, *_: Any, **__: Any) -> ir.Value:
+    return _full(c, node, 0)
 
 
-@writes("zeros", "zeros_like", "new_zeros", "empty.memory_format", "new_empty", "empty_like")
-def _zeros(c: Converter, node: Any, *_: Any, **__: Any) -> ir.Value:
-    return _filled(c, node, 0)
-
-
-@writes("ones", "ones_like", "new_ones")
-def _ones(c: Converter, node: Any, *_: Any, **__: Any) -> ir.Value:
-    return _filled(c, node, 1)
-
-
-@writes("scalar_tensor")
-def _scalar(c: Converter, node: Any, number: Any, **_: Any) -> Any:
-    fit = fits(number, node.meta["val"].dtype)
-    return c.tensor(number, kind_of(node)) if fit else NotImplemented
-
-
-@writes("arange", "arange.start", "arange.start_step")
-def _arange(c: Converter, node: Any, one: Any, two: Any = None, step: Any = 1, **_: Any) -> Any:
+@writes("arange.start_step")
+def _arange(c: Converter, node: Any, start: Any, end: Any, step: Any = 1, **_: Any) -> Any:
     kind = kind_of(node)
-    start, end = (0, one) if two is None else (one, two)
     if kind not in (INT64, ir.DataType.INT32, FLOAT) or any(map(_is_float, (start, end, step))):
         return NotImplemented  # Range counts its elements in the type, torch in float64
     whole = INT64 if kind == FLOAT else kind
@@ -220,9 +171,3 @@ def _arange(c: Converter, node: Any, one: Any, two: Any = None, step: Any = 1, *
 def _is_float(x: Any) -> bool:
     known = x.meta["val"] if isinstance(x, torch.fx.Node) else x
     return isinstance(known, (float, torch.SymFloat))
-
-
-@writes("tril", "triu")
-def _tri(c: Converter, node: Any, x: Any, diagonal: int = 0) -> ir.Value:
-    upper = int(node.target is torch.ops.aten.triu.default)
-    return c.op("Trilu", c.tensor(x), c.constant(np.array(diagonal, np.int64)), upper=upper)

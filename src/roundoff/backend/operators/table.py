@@ -11,24 +11,35 @@ import torch
 
 from roundoff.fusion.editor import Dim
 
-from ..converter import Converter, fixed_number, onnx_type
+from ..converter import Converter, onnx_type
 from ..sizes import dim, dims
 
 __all__ = [
-    "BOOL", "DOUBLE", "FLOAT", "INT64", "TABLE", "axis_of", "constant_of", "fits", "is_empty",
-    "kind_of", "on_cpu", "overload", "rank_of", "shape_of", "size_of", "writes",
-]  # fmt: skip
+    *("BOOL", "FLOAT", "INT64", "TABLE", "WRITTEN_IN_OTHERS", "axis_of", "constant_of", "fits"),
+    *("is_empty", "kind_of", "on_cpu", "rank_of", "shape_of", "size_of", "writes"),
+]
 
 #: Overload -> what writes it.
 TABLE: dict[Any, Callable[..., Any]] = {}
 BOOL, INT64 = ir.DataType.BOOL, ir.DataType.INT64
-FLOAT, DOUBLE = ir.DataType.FLOAT, ir.DataType.DOUBLE
+FLOAT = ir.DataType.FLOAT
 
 
 def overload(name: str) -> Any:
     """The operator of torch's that ``namespace.name[.overload]`` names."""
     space, name, *rest = name.split(".")
     return getattr(getattr(getattr(torch.ops, space), name), rest[0] if rest else "default")
+
+
+#: Operators that torch writes in others, of the same values, before they are converted.
+WRITTEN_IN_OTHERS = [
+    overload(f"aten.{name}")
+    for name in (
+        *("arange", "arange.start", "clamp_max", "clamp_min", "new_full", "new_ones", "new_zeros"),
+        *("ones", "ones_like", "rsub.Scalar", "rsub.Tensor", "stack", "t", "transpose.int"),
+        *("tril", "triu", "unbind.int", "zeros", "zeros_like"),
+    )
+]
 
 
 def writes(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -83,26 +94,21 @@ def constant_of(c: Converter, x: Any) -> float | None:
     if not isinstance(x, torch.fx.Node):
         return float(x)
     if isinstance(x.meta.get("val"), (float, torch.SymFloat)):
-        return fixed_number(x.meta["val"])
+        return float(x.meta["val"])
     value = c.values.get(x)
     array = c.array(value) if isinstance(value, ir.Value) else None
     return None if array is None else float(array)
 
 
-def fits(number: Any, dtype: torch.dtype) -> bool:
+def fits(x: Any, dtype: torch.dtype) -> bool:
     """Whether a type of torch's holds a number: torch raises where it does not, a cast wraps it."""
-    if isinstance(number, torch.fx.Node):
-        known = number.meta.get("val")
-        if isinstance(known, torch.SymInt):
-            return dtype.is_floating_point or dtype == torch.int64
-        if isinstance(known, torch.SymFloat):
-            known = fixed_number(known)
-        if known is None or isinstance(known, torch.Tensor):
-            return known is not None
-        number = known
-    if dtype.is_floating_point:
-        return not math.isfinite(number) or abs(number) <= torch.finfo(dtype).max
-    if dtype == torch.bool:
+    known = x.meta["val"] if isinstance(x, torch.fx.Node) else x
+    if isinstance(known, torch.Tensor) or dtype == torch.bool:
         return True
+    if isinstance(known, torch.SymInt):
+        return dtype.is_floating_point or dtype == torch.int64
+    known = float(known)
+    if dtype.is_floating_point:
+        return not math.isfinite(known) or abs(known) <= torch.finfo(dtype).max
     kind = torch.iinfo(dtype)
-    return math.isfinite(number) and kind.min <= number <= kind.max
+    return math.isfinite(known) and kind.min <= known <= kind.max

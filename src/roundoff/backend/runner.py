@@ -1,0 +1,245 @@
+"""A fused model on the arguments of a call; its weights are packed once, and when they change."""
+
+from __future__ import annotations
+
+import functools
+import math
+import threading
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import onnx
+import torch
+
+from roundoff.fusion.experimental import KERNELS
+from roundoff.ort.binding import CUDA
+
+from .converter import Converted
+from .program import CudaGraphProgram, Program, addresses, picked, without_counts
+from .weights import Unwritten
+
+__all__ = ["Runner", "chosen_providers", "reset"]
+
+_epoch = 0
+
+#: Rows of queries, and sequences, up to which attention in a CUDA graph is left to plain products;
+#: 0: never. cuDNN's kernel computes tiles of 64 rows: for one query it takes 10.3 µs on an H200 and
+#: needs a Memset, and its launch costs more than those of the products.
+FEW_ROWS, FEW_SEQUENCES = 16, 32
+
+
+def reset() -> None:
+    """Let every compiled graph read its weights anew at its next call.
+
+    Needed after a write that moves no version counter: through ``.data``, or into a parameter
+    that was created under ``inference_mode``.
+
+    Examples
+    --------
+    What depends on weights alone is precomputed, and a write through ``.data`` goes unseen:
+
+    >>> from roundoff.backend import onnx_custom_backend, reset
+    >>> weight = torch.nn.Parameter(torch.ones(2, 2), requires_grad=False)
+    >>> double = torch.compile(lambda x: x @ (2 * weight), backend=onnx_custom_backend)
+    >>> x = torch.ones(1, 2)
+    >>> double(x)
+    tensor([[4., 4.]])
+    >>> _ = weight.data.zero_()
+    >>> reset()
+    >>> double(x)
+    tensor([[0., 0.]])
+    """
+    global _epoch
+    _epoch += 1
+
+
+def chosen_providers(model: onnx.ModelProto) -> list[Any] | None:
+    """The execution providers of a model in a CUDA graph; None is the device's own, as it comes.
+
+    A decode step gets ONNX Runtime's unfused attention: where all sizes are numbers, and every
+    attention is in float16 (others are not cuDNN's, or not measured) and has few rows (queries,
+    times the heads that share keys) in few sequences (texts, times heads of keys).
+    """
+    graph = model.graph
+    kinds = {v.name: v.type.tensor_type for v in [*graph.input, *graph.value_info]}
+    nodes = [n for n in graph.node if n.domain != "roundoff" and n.op_type.endswith("Attention")]
+    # GroupQueryAttention need not have an unfused form.
+    few = all(n.op_type == "MultiHeadAttention" and _is_few(kinds.get(n.input[0])) for n in nodes)
+    numbers = all(d.HasField("dim_value") for i in graph.input for d in kinds[i.name].shape.dim)
+    return [(CUDA, {"sdpa_kernel": "16"})] if nodes and few and numbers else None
+
+
+def _is_few(queries: onnx.TypeProto.Tensor | None) -> bool:
+    """Whether queries (sequences, rows, heads times head) are few, in float16."""
+    if queries is None or queries.elem_type != onnx.TensorProto.FLOAT16:
+        return False
+    sizes = [d.dim_value if d.HasField("dim_value") else math.inf for d in queries.shape.dim]
+    return len(sizes) == 3 and sizes[0] <= FEW_SEQUENCES and sizes[1] <= FEW_ROWS
+
+
+class Runner:
+    """A model and its weights as last read, run on the arguments of a call.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto
+        What is run at each call.
+    precomputed : onnx.ModelProto or None
+        What depends on weights alone.
+    converted : Converted
+        What is known of the arguments and of the operators that stay with torch.
+    static : collection of str
+        Inputs that are weights.
+    steady : collection of str
+        Inputs that stay where they are, though their values change: caches.
+    device : torch.device
+        Where all of them are.
+    tf32 : bool
+        Whether float32 products on CUDA may round to TF32.
+    cuda_graph, copy_outputs : bool
+        Whether to record a CUDA graph, and to return copies of its outputs.
+
+    Attributes
+    ----------
+    model : onnx.ModelProto
+        Without the counting that is done for all caches at once.
+    """
+
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        precomputed: onnx.ModelProto | None,
+        converted: Converted,
+        static: Collection[str],
+        steady: Collection[str],
+        device: torch.device,
+        tf32: bool,
+        cuda_graph: bool,
+        copy_outputs: bool,
+    ) -> None:
+        record = cuda_graph and device.type == "cuda"
+        providers = chosen_providers(model) if record else None
+        where = (device, KERNELS | converted.kernels, tf32, providers)
+        place = {n: i for i, n in enumerate(converted.names)}
+        self._packing: Program | None = None
+        packed: list[str] = []
+        self._weights: list[int] = []
+        if precomputed is not None:
+            self._repacking = functools.partial(Program, precomputed, *where)
+            self._packing = self._repacking()
+            packed = self._packing.outputs
+            self._weights = [place[n] for n in self._packing.inputs]
+        self._packs, self._packs_again = precomputed is not None, False
+        self._packed: list[torch.Tensor] = []
+        # Where weights lay that were packed.
+        self._read_at: list[int] | None = None
+        self._copied, self._unwritten = picked(self._weights), Unwritten([])
+        self._epoch = -1
+        self.model, counted = without_counts(model, converted.written)
+        still = {*static, *steady}
+        self.program = Program(self.model, *where, steady=still.union(packed))
+        # Where the program's inputs are in the list of the arguments and what is packed.
+        place |= {n: len(place) + i for i, n in enumerate(packed)}
+        order = [place[n] for n in self.program.inputs]
+        self._arranged = picked(order)
+        self._steady = sorted(place[n] for n in still)
+        #: Where steady inputs lie, and lay at the last run that looked.
+        self._addresses = addresses(self._steady)
+        self._lay: list[int] | None = None
+        self._strided = False
+        #: Whether a steady input lies on the processor, and is copied to the GPU for each run.
+        self._far, self._on_gpu = False, device.type == "cuda"
+        #: Whether the program's last run bound what lies at these addresses.
+        self._bound = False
+        # Inputs that may lie elsewhere at the next call, for a CUDA graph to copy.
+        moving = [i not in self._steady and i < len(converted.names) for i in order]
+        # Whose layout the next call may change; that of the others is dynamo's to guard.
+        self._loose = [i for i, m in zip(order, moving, strict=True) if m]
+        self._written = [place[n] for o, n in converted.written.items() if o not in counted]
+        # Lengths of caches: which to raise by how much.
+        self._raised: dict[int, list[int]] = {}
+        for output, more in counted.items():
+            self._raised.setdefault(more, []).append(place[converted.written[output]])
+        self._lock = threading.Lock()
+        self._cuda_graph: CudaGraphProgram | None = None
+        if record:
+            self._cuda_graph = CudaGraphProgram(
+                self.program, moving, copy_outputs, converted.integers
+            )
+
+    @property
+    def no_cuda_graph(self) -> str:
+        """Why no CUDA graph is recorded where one was asked for; else empty."""
+        return "" if self._cuda_graph is None else self._cuda_graph.refused
+
+    def __call__(self, args: Sequence[Any], sizes: Mapping[str, int]) -> list[torch.Tensor]:
+        with self._lock:
+            return self._run(args, sizes)
+
+    def _run(self, args: Sequence[Any], sizes: Mapping[str, int]) -> list[torch.Tensor]:
+        # Weights are too many to look at one by one: one comparison says that none has moved.
+        still = self._addresses(args) == self._lay
+        settled = self._bound and self._epoch == _epoch and still and not self._far
+        if not settled:
+            self._look(args)
+        if self._packs and self._changed(args, settled):
+            self._pack(args)
+            settled = False
+        # Not a generator, which takes longer than what it asks.
+        copied = self._strided or not all([args[i].is_contiguous() for i in self._loose])  # noqa: C419
+        settled = settled and not copied  # a copy may be a new one
+        inputs = list(self._arranged([*args, *self._packed]))
+        if copied:
+            inputs = [t.contiguous() for t in inputs]
+        self._bound = False  # should the run fail
+        outputs = (self._cuda_graph or self.program).run(inputs, sizes, settled)
+        self._bound = True
+        for more, places in self._raised.items():
+            torch._foreach_add_([args[i] for i in places], more)
+        if not self._written:
+            return outputs
+        returned = len(outputs) - len(self._written)
+        self._write_back(args, outputs[returned:])
+        return outputs[:returned]
+
+    def _look(self, args: Sequence[Any]) -> None:
+        """Note where steady inputs lie, and which of them have strides of their own."""
+        if self._epoch != _epoch:
+            self._read_at = None
+        self._epoch = _epoch
+        self._lay = self._addresses(args)
+        self._far = self._on_gpu and any(args[i].device.type == "cpu" for i in self._steady)
+        self._strided = any(not args[i].is_contiguous() for i in self._steady)
+
+    def _write_back(self, args: Sequence[Any], values: Sequence[torch.Tensor]) -> None:
+        """Copy what was not written where it lies."""
+        targets, sources = [], []
+        for i, value in zip(self._written, values, strict=True):
+            target = args[i]
+            if value is not target and value.data_ptr() != target.data_ptr():
+                targets.append(target)
+                sources.append(value)
+        if targets:
+            torch._foreach_copy_(targets, sources)
+
+    def _changed(self, args: Sequence[Any], settled: bool) -> bool:
+        """Whether a weight is not what was packed."""
+        if self._read_at is None:
+            return True
+        if not settled and self._read_at != [args[i].data_ptr() for i in self._weights]:
+            return True
+        return not self._unwritten.holds(self._copied(args))
+
+    def _pack(self, args: Sequence[Any]) -> None:
+        """Compute what depends on weights alone."""
+        self._read_at = None  # should it fail
+        packing = self._packing or self._repacking()
+        with torch.inference_mode(False), torch.no_grad():
+            self._packed = packing.run([args[i].contiguous() for i in self._weights])
+        # Most weights are packed once; on a GPU a session that waits keeps some 70 MiB.
+        self._packing = packing if self._packs_again else None
+        if not self._packs_again and packing.stream is not None:
+            packing.stream.synchronize()  # before its session goes
+        self._packs_again = True
+        self._read_at = [args[i].data_ptr() for i in self._weights]
+        self._unwritten = Unwritten(self._copied(args))

@@ -234,7 +234,7 @@ class Variant:
             options = dataclasses.replace(options, processor=exported.device.type.upper())
         present = {i.name for i in model.graph.input}
         static = [n for n in exported.static if n in present]
-        fused, self.report = fuse(model, options, static=static, tf32=self.tf32)
+        fused, self.report = fuse(model, options, static=static)
         return fused
 
     def _load(self, fused: onnx.ModelProto, settings: CompileSettings) -> None:

@@ -45,7 +45,7 @@ class FoldConstants(Rule):
     most = 1 << 22
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
-        if node.op_type == "Identity" and g.is_output(node.outputs[0]):
+        if node.op_type == "Identity" and node.outputs[0].is_graph_output():
             return False  # a constant that the graph returns stays behind one
         size = g.size(node.outputs[0])
         if size is None or len(node.outputs) != 1 or not _all_constant(g, node):
@@ -107,7 +107,7 @@ class DropNoOps(Rule):
             return True
         if node.op_type != "Identity" and (before is None or before != shape):
             return False
-        copied = g.is_output(out) and (kept.producer() is None or g.is_output(kept))
+        copied = out.is_graph_output() and (kept.producer() is None or kept.is_graph_output())
         if copied and node.op_type == "Identity":
             return False  # an output that is an input, or another output: needs its copy
         g.replace(out, kept)
@@ -251,26 +251,11 @@ class SlicesToSplit(Rule):
             at = end
         if at != shape[axis] or len(nodes) < 2:
             return False
-        self._split(g, x, axis, sizes, nodes, node)
-        return True
-
-    def _split(
-        self,
-        g: Editor,
-        x: ir.Value,
-        axis: int,
-        sizes: list[int],
-        nodes: list[ir.Node],
-        node: ir.Node,
-    ) -> None:
         earliest = next(n for n in g.graph if n in nodes)
-        shapes = [list(g.shape(n.outputs[0]) or ()) for n in nodes]
         lengths = g.initializer(np.array(sizes, dtype=np.int64), "lengths")
-        outputs = g.emit(
-            "Split", [x, lengths], earliest, shapes=shapes, like=x, axis=axis, rule=self.name
-        )
-        for piece, value in zip(nodes, outputs, strict=True):
-            g.replace(piece.outputs[0], value)
+        pieces = [n.outputs[0] for n in nodes]
+        g.replace_by(pieces, "Split", [x, lengths], earliest, axis=axis)
+        return True
 
     @staticmethod
     def _bounds(g: Editor, node: ir.Node) -> tuple[int, int, int] | None:

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .attention import Attention, PackedAttention, RotaryAttention
-from .editor import Editor, size_product, static
+from .editor import MICROSOFT, Editor, both_orders, size_product, static
 from .rule import Refusal, Rule
 
 __all__ = [
@@ -26,7 +26,6 @@ __all__ = [
 ]
 
 CONTRIB = "https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md#"
-MICROSOFT = "com.microsoft"
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
@@ -55,31 +54,27 @@ class RmsNorm(Rule):
     )
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
-        for normed, weight in (node.inputs, tuple(reversed(node.inputs))):
+        for normed, weight in both_orders(node):
             inner = uncast(g, normed)
             parts = self._normed(g, inner)
-            if parts is None or normed is None or weight is None:
+            if parts is None or weight is None:
                 continue
             wide, epsilon = parts
             x = uncast(g, wide, ir.DataType.FLOAT) if normed is not inner else wide
-            shape = g.shape(x)
+            shape, (out,) = g.shape(x), node.outputs
             if x is None or shape is None or g.shape(weight) != shape[-1:]:
                 raise Refusal(f"the weight's shape is {g.shape(weight)}, not the last axis alone")
-            out = node.outputs[0]
             if not x.dtype == weight.dtype == out.dtype:
                 raise Refusal(f"types differ: x {x.dtype}, weight {weight.dtype}, out {out.dtype}")
-            outputs = g.emit(
+            g.replace_by(
+                [out],
                 "SimplifiedLayerNormalization",
                 [x, weight],
                 node,
-                shapes=[shape],
-                like=x,
                 axis=-1,
                 epsilon=epsilon,
                 stash_type=1,
-                rule=self.name,
             )
-            g.replace(out, outputs[0])
             return True
         return False
 
@@ -134,28 +129,22 @@ class SkipRmsNorm(Rule):
             raise Refusal(f"the sum broadcasts: {g.shape(a)} + {g.shape(b)}")
         if g.processor == "CPU" and total.outputs[0].dtype == ir.DataType.BFLOAT16:
             raise Refusal("no bfloat16 kernel on the CPU")
-        normed = node.outputs[0]
-        shapes = [shape, None, None, shape]
-        outputs = g.emit(
+        g.replace_by(
+            [node.outputs[0], None, None, total.outputs[0]],
             "SkipSimplifiedLayerNormalization",
             [a, b, node.inputs[1]],
             node,
-            shapes=shapes,
-            like=normed,
-            domain=MICROSOFT,
-            rule=self.name,
-            epsilon=float(g.attribute(node, "epsilon", 1e-5)),
+            MICROSOFT,
+            epsilon=g.attribute(node, "epsilon", 1e-5),
         )
-        g.replace(total.outputs[0], outputs[3])
-        g.replace(normed, outputs[0])
         return True
 
 
 class Rotary(Rule):
     """Pattern: ``x cos + rotate_half(x) sin``. Becomes RotaryEmbedding.
 
-    cos and sin are of ``Concat(f, f)``, perhaps scaled, cast and given axes of one: the operator
-    takes the half table. Conditions: x is (batch, heads, sequence, head), all of it rotated.
+    cos and sin are of ``Concat(f, f)``, perhaps cast and given axes of one: the operator takes the
+    half table. Conditions: x is (batch, heads, sequence, head), all of it rotated.
     """
 
     ops = ("Add",)
@@ -199,7 +188,6 @@ class Rotary(Rule):
             shapes=[[batch, length, heads * head]],
             like=x,
             domain=MICROSOFT,
-            rule=self.name,
             interleaved=0,
             num_heads=heads,
         )[0]
@@ -213,7 +201,7 @@ class Rotary(Rule):
         if static(batch, length):
             ids = np.arange(batch * length).reshape(batch, length)
             return g.initializer(ids.astype(np.int64), "position_ids")
-        sizes = g.sizes(x, [batch, length], at)
+        sizes = g.sizes(x, 0, 2, at)
         (rows,) = g.emit("ReduceProd", [sizes], at, shapes=[[]], like=sizes, keepdims=0)
         zero, one = (g.initializer(np.array(i, np.int64), "number") for i in (0, 1))
         (flat,) = g.emit(
@@ -223,16 +211,14 @@ class Rotary(Rule):
 
     def _parts(self, g: Editor, node: ir.Node) -> tuple[ir.Value, ir.Value, ir.Value] | None:
         """(x, cos, sin) of the sum, whatever the order of its operands."""
-        for one, two in (node.inputs, tuple(reversed(node.inputs))):
+        for one, two in both_orders(node):
             straight, turned = g.node(one, "Mul"), g.node(two, "Mul")
             if straight is None or turned is None:
                 continue
-            for rotated, sin in (turned.inputs, tuple(reversed(turned.inputs))):
+            for rotated, sin in both_orders(turned):
                 x = self._half_turn(g, rotated)
-                if x is None or sin is None:
-                    continue
-                for same, cos in (straight.inputs, tuple(reversed(straight.inputs))):
-                    if same is x and cos is not None:
+                for same, cos in both_orders(straight):
+                    if x is not None and same is x and cos is not None and sin is not None:
                         return x, cos, sin
         return None
 
@@ -255,7 +241,7 @@ class Rotary(Rule):
 
     def _table(self, g: Editor, value: ir.Value | None, op: str, at: ir.Node) -> ir.Value | None:
         """The half of a table of cosines or sines: the same nodes over f instead of (f, f)."""
-        node = g.node(value, "Reshape", "Unsqueeze", "Cast", "Mul", op)
+        node = g.node(value, "Reshape", "Unsqueeze", "Cast", op)
         full = g.shape(value)
         if node is None or full is None or value is None:
             return None
@@ -275,10 +261,6 @@ class Rotary(Rule):
         before = self._table(g, source, op, at)
         if before is None or source is None:
             return None
-        if node.op_type == "Mul":
-            if g.scalar(node.inputs[1]) is None:
-                return None
-            return g.emit("Mul", [before, node.inputs[1]], at, shapes=[half], like=value)[0]
         if node.op_type == "Cast":
             to = int(g.attribute(node, "to"))
             return g.emit("Cast", [before], at, shapes=[half], like=value, to=to)[0]
@@ -341,28 +323,18 @@ class PackedRotary(Rule):
             shapes=[g.shape(flat)],
             like=x,
             domain=MICROSOFT,
-            rule=self.name,
             interleaved=0,
             num_heads=1,
         )
         whole = g.reshape(whole, shape, node)
-        parts = g.emit(
-            "Split",
-            [whole, *node.inputs[1:]],
-            node,
-            axis=-1,
-            like=x,
-            rule=self.name,
-            shapes=[g.shape(o) for o in node.outputs],
-        )
-        for i, (old, new) in enumerate(zip(node.outputs, parts, strict=True)):
-            g.replace(turned[i].outputs[0] if i in turned else old, new)
+        parts = [turned[i].outputs[0] if i in turned else o for i, o in enumerate(node.outputs)]
+        g.replace_by(parts, "Split", [whole, *node.inputs[1:]], node, axis=-1)
         return True
 
     @staticmethod
     def _turned(g: Editor, part: ir.Value) -> ir.Node | None:
         """The RotaryEmbedding that alone reads a part."""
-        if g.uses(part) != 1 or g.is_output(part):
+        if g.uses(part) != 1 or part.is_graph_output():
             return None
         (use,) = part.uses()
         plain = {"interleaved": 0, "rotary_embedding_dim": 0, "scale": 1.0, "is_packed_batching": 0}
@@ -379,28 +351,13 @@ class PackedRotary(Rule):
             return None
         return ids + np.arange(tokens[1]) + np.zeros((tokens[0], 1)) if ids.size == 1 else ids
 
-    def _longer(self, g: Editor, table: ir.Value, more: int, fill: int, at: ir.Node) -> ir.Value:
-        """The table with rows that leave a number as it is; one for all layers."""
-        for use in table.uses():
-            known = use.node.metadata_props.get("roundoff.rule") == self.name
-            if (
-                known
-                and use.node.op_type == "Concat"
-                and g.size(use.node.outputs[0])
-                == (g.size(table) or 0) + more * (g.shape(table) or ())[1]
-            ):
-                return use.node.outputs[0]
+    @staticmethod
+    def _longer(g: Editor, table: ir.Value, more: int, fill: int, at: ir.Node) -> ir.Value:
+        """The table with rows that leave a number as it is."""
         rows, half = g.shape(table) or ()
         still = g.initializer(np.full((more, half), fill, table.dtype.numpy()), "still")
-        return g.emit(
-            "Concat",
-            [table, still],
-            at,
-            shapes=[[rows + more, half]],
-            like=table,
-            axis=0,
-            rule=self.name,
-        )[0]
+        shape = [rows + more, half]
+        return g.emit("Concat", [table, still], at, shapes=[shape], like=table, axis=0)[0]
 
 
 class SpreadLengths(Rule):
@@ -432,31 +389,13 @@ class SpreadLengths(Rule):
         length, out = kind[0], node.outputs[0]
         ones = [g.reshape(n.inputs[0], [1], node) for n in nodes if n.inputs[0] is not None]
         shape = [len(nodes), length]
-        (joined,) = g.emit(
-            "Concat", ones, node, shapes=[shape[:1]], like=out, axis=0, rule=self.name
-        )
+        (joined,) = g.emit("Concat", ones, node, shapes=[shape[:1]], like=out, axis=0)
         column = g.reshape(joined, [len(nodes), 1], node)
-        (spread,) = g.emit(
-            "Expand",
-            [column, g.sizes(column, shape, node)],
-            node,
-            shapes=[shape],
-            like=out,
-            rule=self.name,
-        )
+        target = g.initializer(np.array(shape, np.int64), "shape")
+        (spread,) = g.emit("Expand", [column, target], node, shapes=[shape], like=out)
         flat = g.reshape(spread, [math.prod(shape)], node)
         lengths = g.initializer(np.full(len(nodes), length, np.int64), "lengths")
-        parts = g.emit(
-            "Split",
-            [flat, lengths],
-            node,
-            shapes=[[length]] * len(nodes),
-            like=out,
-            axis=0,
-            rule=self.name,
-        )
-        for old, new in zip(nodes, parts, strict=True):
-            g.replace(old.outputs[0], new)
+        g.replace_by([n.outputs[0] for n in nodes], "Split", [flat, lengths], node, axis=0)
         return True
 
     @staticmethod
@@ -484,7 +423,7 @@ class Silu(Rule):
     )
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
-        for x, gate in (node.inputs, tuple(reversed(node.inputs))):
+        for x, gate in both_orders(node):
             sigmoid = g.node(gate, "Sigmoid")
             if sigmoid is None or x is None:
                 continue
@@ -492,20 +431,7 @@ class Silu(Rule):
                 raise Refusal("a sigmoid gate, but of another value")
             if g.processor == "CPU" and x.dtype == ir.DataType.BFLOAT16:
                 raise Refusal("no bfloat16 kernel on the CPU")
-            shape = g.shape(x)
-            if shape is None:
-                raise Refusal("the shape is not static")
-            outputs = g.emit(
-                "QuickGelu",
-                [x],
-                node,
-                shapes=[shape],
-                like=x,
-                domain=MICROSOFT,
-                rule=self.name,
-                alpha=1.0,
-            )
-            g.replace(node.outputs[0], outputs[0])
+            g.replace_by(node.outputs, "QuickGelu", [x], node, MICROSOFT, alpha=1.0)
             return True
         return False
 
@@ -530,22 +456,18 @@ class TransposedProduct(Rule):
             raise Refusal(f"the transpose is {perm}, not of the last two axes")
         if a.dtype not in FLOATS or (g.processor == "CPU" and a.dtype == ir.DataType.BFLOAT16):
             raise Refusal(f"no kernel for {a.dtype} on the {g.processor}")
-        shape = g.shape(node.outputs[0])
-        if shape is None or len(g.shape(a) or ()) < 2:
-            raise Refusal("the shape is not static, or the left operand is a vector")
-        outputs = g.emit(
+        if len(g.shape(a) or ()) < 2:
+            raise Refusal("the left operand is a vector, or of unknown shape")
+        g.replace_by(
+            node.outputs,
             "FusedMatMul",
             [a, turned.inputs[0]],
             node,
-            shapes=[shape],
-            like=a,
-            domain=MICROSOFT,
-            rule=self.name,
+            MICROSOFT,
             transA=0,
             transB=1,
             alpha=1.0,
         )
-        g.replace(node.outputs[0], outputs[0])
         return True
 
 
@@ -583,23 +505,21 @@ class PackedProducts(Rule):
         rows = 0 if node.op_type == "FusedMatMul" else 1
         shapes = [g.shape(n.outputs[0]) or () for n in nodes]
         sizes = [s[-1] for s in shapes]
-        weight = self._joined(g, [n.inputs[1] for n in nodes], rows, node)
-        product = g.emit(
+        packed = list(g.shape(node.inputs[1]) or ())
+        packed[rows] = sum(sizes)
+        weights = [n.inputs[1] for n in nodes]
+        (weight,) = g.emit("Concat", weights, node, shapes=[packed], like=x, axis=rows)
+        (product,) = g.emit(
             node.op_type,
             [x, weight],
             node,
             shapes=[[*shapes[0][:-1], sum(sizes)]],
             like=x,
             domain=node.domain,
-            rule=self.name,
             **{k: a.value for k, a in node.attributes.items()},
-        )[0]
-        lengths = g.initializer(np.array(sizes, dtype=np.int64), "lengths")
-        parts = g.emit(
-            "Split", [product, lengths], node, shapes=shapes, like=x, axis=-1, rule=self.name
         )
-        for old, new in zip(nodes, parts, strict=True):
-            g.replace(old.outputs[0], new)
+        lengths = g.initializer(np.array(sizes, dtype=np.int64), "lengths")
+        g.replace_by([n.outputs[0] for n in nodes], "Split", [product, lengths], node, axis=-1)
         return True
 
     def _beside(self, g: Editor, node: ir.Node) -> list[ir.Node]:
@@ -642,15 +562,6 @@ class PackedProducts(Rule):
         return {k: v.value for k, v in a.attributes.items()} == {
             k: v.value for k, v in b.attributes.items()
         }
-
-    def _joined(self, g: Editor, values: list[ir.Value | None], axis: int, at: ir.Node) -> ir.Value:
-        shapes = [list(g.shape(v) or ()) for v in values]
-        shapes[0][axis] = sum(s[axis] for s in shapes)
-        like = values[0]
-        assert like is not None
-        return g.emit(
-            "Concat", values, at, shapes=[shapes[0]], like=like, axis=axis, rule=self.name
-        )[0]
 
 
 #: The rules of the tier, in the order in which they are tried; the default tier's come before.

@@ -11,21 +11,9 @@ import onnx_ir as ir
 from roundoff.arguments import check_whole
 from roundoff.errors import ArgumentError
 
-from .editor import Editor
+from .editor import Editor, Refusal
 
 __all__ = ["Matched", "Refusal", "Report", "Rule", "apply_rules"]
-
-
-class Refusal(Exception):  # noqa: N818 - a condition that is not met is no error
-    """Raised by a rule that sees its pattern, but not all of its conditions.
-
-    Examples
-    --------
-    >>> raise Refusal("the weight is no constant")
-    Traceback (most recent call last):
-    ...
-    roundoff.fusion.rule.Refusal: the weight is no constant
-    """
 
 
 class Rule:

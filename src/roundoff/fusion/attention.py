@@ -115,7 +115,8 @@ class Attention(Rule):
         else:
             q, k, v = (tokens(g, x, at) for x in (p.q, p.k, p.v))
         inputs = [q, k, v, None, None, mask] if mask is not None else [q, k, v]
-        return multi_head(g, inputs, heads, p.scale, causal, at)
+        more = {"num_heads": heads, "scale": p.scale, "unidirectional": int(causal)}
+        return same_shape(g, "MultiHeadAttention", inputs, at, **more)
 
     def _groups(
         self, g: Editor, p: Parts, k: ir.Value, v: ir.Value, mask: ir.Value | None, at: ir.Node
@@ -140,7 +141,8 @@ class Attention(Rule):
             (bias,) = g.emit("Expand", [mask, target], at, shapes=wide, like=mask)
             bias = g.reshape(bias, [1 if texts == 1 else rows, 1, each, keys], at)
             inputs += [None, None, bias]
-        out = multi_head(g, inputs, 1, p.scale, False, at)
+        more = {"num_heads": 1, "scale": p.scale, "unidirectional": 0}
+        out = same_shape(g, "MultiHeadAttention", inputs, at, **more)
         return g.reshape(out, [batch, 1, heads * head], at)
 
     def _lengths(self, g: Editor, q: ir.Value, at: ir.Node) -> tuple[ir.Value, ir.Value]:
@@ -186,28 +188,14 @@ class Attention(Rule):
         return outputs[0]
 
 
-def multi_head(
-    g: Editor,
-    inputs: Sequence[ir.Value | None],
-    heads: int,
-    scale: float,
-    causal: bool,
-    at: ir.Node,
+def same_shape(
+    g: Editor, op: str, inputs: Sequence[ir.Value | None], at: ir.Node, **attributes: Any
 ) -> ir.Value:
-    """MultiHeadAttention of queries by token: a value of their shape."""
-    queries = inputs[0]
-    assert queries is not None
-    return g.emit(
-        "MultiHeadAttention",
-        inputs,
-        at,
-        shapes=[g.shape(queries)],
-        like=queries,
-        domain=MICROSOFT,
-        num_heads=heads,
-        scale=scale,
-        unidirectional=int(causal),
-    )[0]
+    """An operator of ONNX Runtime's whose output has the shape and type of its first input."""
+    first = inputs[0]
+    assert first is not None
+    shapes = [g.shape(first)]
+    return g.emit(op, inputs, at, shapes=shapes, like=first, domain=MICROSOFT, **attributes)[0]
 
 
 def find(g: Editor, node: ir.Node) -> Parts | None:

@@ -32,8 +32,8 @@ INTEGERS = (ir.DataType.INT64, ir.DataType.INT32)
 class FoldConstants(Rule):
     """Pattern: a node whose inputs are all constant. Becomes the constant.
 
-    Conditions: the value has no more elements than *most* (a constant is stored in the model);
-    a wide constant is only folded where it does not grow (Expand and ConstantOfShape stay).
+    Conditions: the value has at most 2**22 elements (a constant is stored in the model), or 4096
+    where the operator makes many of few (Expand, Tile, ConstantOfShape).
     """
 
     ops = ("Add", "Sub", "Mul", "Div", "Pow", "Neg", "Sqrt", "Reciprocal", "Cast", "Concat", "Cos",
@@ -42,7 +42,6 @@ class FoldConstants(Rule):
            "GreaterOrEqual", "Equal", "Range", "Shape", "Expand", "Tile", "Trilu",
            "ConstantOfShape", "CumSum", "Max", "Min", "Identity", "Sum")  # fmt: skip
     source = ONNX
-    most = 1 << 22
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
         if node.op_type == "Identity" and node.outputs[0].is_graph_output():
@@ -50,12 +49,8 @@ class FoldConstants(Rule):
         size = g.size(node.outputs[0])
         if size is None or len(node.outputs) != 1 or not _all_constant(g, node):
             return False
-        widest = max(
-            [self.most if size <= 4096 else 0, *(g.size(i) or 0 for i in node.inputs if i)]
-        )
-        if size > min(self.most, widest) and node.op_type in ("Expand", "Tile", "ConstantOfShape"):
-            return False
-        if size > self.most:
+        grows = node.op_type in ("Expand", "Tile", "ConstantOfShape")
+        if size > (4096 if grows else 1 << 22):
             raise Refusal(f"{size} elements are too many to store")
         value = g.constant(node.outputs[0])
         if value is None:

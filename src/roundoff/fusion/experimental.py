@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from .attention import BY_TOKEN, multi_head
-from .editor import MICROSOFT, OURS, Editor, both_orders
+from .attention import BY_TOKEN, same_shape
+from .editor import OURS, Editor, both_orders
 from .rule import Refusal, Rule
 
 __all__ = [
@@ -111,27 +111,20 @@ class PlainAttention(Rule):
             return False
         batch, groups, length, head = g.shape(node.outputs[1]) or ()
         if g.attribute(node, "do_rotary", 0):
-            q = self._rotated(g, node, q, g.attribute(node, "num_heads"))
-            k = self._rotated(g, node, k, groups)
+            ids = g.initializer(np.zeros(1, np.int64), "position_ids")
+            tables = node.inputs[7:9]
+            q, k = (
+                same_shape(
+                    g, "RotaryEmbedding", [x, ids, *tables], node, interleaved=0, num_heads=heads
+                )
+                for x, heads in ((q, g.attribute(node, "num_heads")), (k, groups))
+            )
         k, v = (
             g.transpose(g.reshape(x, [batch, length, groups, head], node), BY_TOKEN, node)
             for x in (k, v)
         )
         _attend(g, node, q, k, v)
         return True
-
-    def _rotated(self, g: Editor, node: ir.Node, x: ir.Value, heads: int) -> ir.Value:
-        ids = g.initializer(np.zeros(1, np.int64), "position_ids")
-        return g.emit(
-            "RotaryEmbedding",
-            [x, ids, *node.inputs[7:9]],
-            node,
-            shapes=[g.shape(x)],
-            like=x,
-            domain=MICROSOFT,
-            interleaved=0,
-            num_heads=heads,
-        )[0]
 
 
 def _lacks_kernel(g: Editor, node: ir.Node) -> bool:
@@ -143,7 +136,8 @@ def _attend(g: Editor, node: ir.Node, q: ir.Value, k: ir.Value, v: ir.Value) -> 
     out, keys, values = node.outputs
     heads, scale = g.attribute(node, "num_heads"), g.attribute(node, "scale")
     wide = [q, _repeated(g, k, heads, node), _repeated(g, v, heads, node)]
-    g.replace(out, multi_head(g, wide, heads, scale, True, node))
+    more = {"num_heads": heads, "scale": scale, "unidirectional": 1}
+    g.replace(out, same_shape(g, "MultiHeadAttention", wide, node, **more))
     g.replace(keys, k)
     g.replace(values, v)
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from .attention import Attention, PackedAttention, RotaryAttention
+from .attention import Attention, PackedAttention, RotaryAttention, same_shape
 from .editor import MICROSOFT, Editor, both_orders, size_product, static
 from .rule import Refusal, Rule
 
@@ -26,6 +26,8 @@ __all__ = [
 ]
 
 CONTRIB = "https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md#"
+#: Attributes of FusedMatMul of a transposed second operand.
+TRANSPOSED: dict[str, Any] = {"transA": 0, "transB": 1, "alpha": 1.0}
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
@@ -181,16 +183,8 @@ class Rotary(Rule):
             if each
             else g.initializer(np.zeros(1, np.int64), "position_ids")
         )
-        rotated = g.emit(
-            "RotaryEmbedding",
-            [flat_x, ids, *flat],
-            node,
-            shapes=[[batch, length, heads * head]],
-            like=x,
-            domain=MICROSOFT,
-            interleaved=0,
-            num_heads=heads,
-        )[0]
+        inputs = [flat_x, ids, *flat]
+        rotated = same_shape(g, "RotaryEmbedding", inputs, node, interleaved=0, num_heads=heads)
         back = g.reshape(rotated, [batch, length, heads, head], node)
         g.replace(node.outputs[0], g.transpose(back, [0, 2, 1, 3], node))
         return True
@@ -293,14 +287,13 @@ class PackedRotary(Rule):
             return False
         if shape is None or len(shape) != 3 or not static(*shape) or shape[0] * shape[1] > self.few:
             raise Refusal(f"{shape}: more than {self.few} tokens, or a size that is not known")
-        cos, sin = next(iter(turned.values())).inputs[2:4]
-        table, tokens = g.shape(cos), shape[0] * shape[1]
-        rows = [self._rows(g, t, shape[:2]) for t in turned.values()]
-        row, same = rows[0], all(tuple(t.inputs[2:4]) == (cos, sin) for t in turned.values())
-        if row is None or not same or any(r is None or r.tolist() != row.tolist() for r in rows):
-            raise Refusal("the parts are rotated by different tables, or by rows of them that vary")
-        if table is None or not static(*table) or cos is None or sin is None:
-            raise Refusal(f"tables of {table}")
+        first = next(iter(turned.values()))
+        if any(t.inputs[1:] != first.inputs[1:] for t in turned.values()):
+            raise Refusal("the parts are rotated by different tables, or by other rows of them")
+        ids, cos, sin = first.inputs[1:4]
+        table, tokens, row = g.shape(cos), shape[0] * shape[1], self._rows(g, ids, shape[:2])
+        if table is None or not static(*table) or row is None or cos is None or sin is None:
+            raise Refusal(f"tables of {table}, or rows of them that vary")
         head = 2 * table[1]
         widths = [(g.shape(o) or (0,))[-1] for o in node.outputs]
         heads = [w // head for w in widths]
@@ -310,22 +303,14 @@ class PackedRotary(Rule):
             raise Refusal(f"parts of {widths}, heads of {head}")
         more = max(sum(heads) - table[0], 1)  # as many rows as "tokens", and one to stay as it is
         tables = [self._longer(g, t, more, fill, node) for t, fill in ((cos, 1), (sin, 0))]
-        ids = np.full((tokens, sum(heads)), table[0])
+        rows = np.full((tokens, sum(heads)), table[0])
         for i in turned:
             start = sum(heads[:i])
-            ids[:, start : start + heads[i]] = row.reshape(tokens, 1)
-        places = g.initializer(ids.astype(np.int64), "position_ids")
+            rows[:, start : start + heads[i]] = row.reshape(tokens, 1)
+        places = g.initializer(rows.astype(np.int64), "position_ids")
         flat = g.reshape(x, [tokens, sum(heads), head], node)
-        (whole,) = g.emit(
-            "RotaryEmbedding",
-            [flat, places, *tables],
-            node,
-            shapes=[g.shape(flat)],
-            like=x,
-            domain=MICROSOFT,
-            interleaved=0,
-            num_heads=1,
-        )
+        inputs = [flat, places, *tables]
+        whole = same_shape(g, "RotaryEmbedding", inputs, node, interleaved=0, num_heads=1)
         whole = g.reshape(whole, shape, node)
         parts = [turned[i].outputs[0] if i in turned else o for i, o in enumerate(node.outputs)]
         g.replace_by(parts, "Split", [whole, *node.inputs[1:]], node, axis=-1)
@@ -337,19 +322,18 @@ class PackedRotary(Rule):
         if g.uses(part) != 1 or part.is_graph_output():
             return None
         (use,) = part.uses()
-        plain = {"interleaved": 0, "rotary_embedding_dim": 0, "scale": 1.0, "is_packed_batching": 0}
-        alike = all(g.attribute(use.node, k, v) == v for k, v in plain.items())
-        return (
-            use.node if use.node.op_type == "RotaryEmbedding" and use.idx == 0 and alike else None
-        )
+        turns = use.node.op_type == "RotaryEmbedding" and use.idx == 0
+        plain = g.attribute(use.node, "interleaved", 0) == 0
+        alone = set(use.node.attributes) <= {"interleaved", "num_heads"}
+        return use.node if turns and plain and alone else None
 
     @staticmethod
-    def _rows(g: Editor, node: ir.Node, tokens: Sequence[int]) -> np.ndarray | None:
+    def _rows(g: Editor, ids: ir.Value | None, tokens: Sequence[int]) -> np.ndarray | None:
         """Each token's row of the tables."""
-        ids = g.constant(node.inputs[1])
-        if ids is None:
-            return None
-        return ids + np.arange(tokens[1]) + np.zeros((tokens[0], 1)) if ids.size == 1 else ids
+        start = g.constant(ids)
+        if start is None or start.size > 1:
+            return start
+        return start + np.arange(tokens[1]) + np.zeros((tokens[0], 1))
 
     @staticmethod
     def _longer(g: Editor, table: ir.Value, more: int, fill: int, at: ir.Node) -> ir.Value:
@@ -464,9 +448,7 @@ class TransposedProduct(Rule):
             [a, turned.inputs[0]],
             node,
             MICROSOFT,
-            transA=0,
-            transB=1,
-            alpha=1.0,
+            **TRANSPOSED,
         )
         return True
 
@@ -476,15 +458,15 @@ class PackedProducts(Rule):
 
     The packed weight is a Concat of the weights alone, so that it is computed once and again
     when a weight changes.
-    Conditions: FusedMatMul(transB=1) or MatMul of two-axis weights that rarely change; they are
-    narrow, or, on CUDA, there is room for a copy (:attr:`OptimizationOptions.packed`).
+    Conditions: FusedMatMul(transB=1) of two-axis weights that rarely change; they are narrow, or,
+    on CUDA, there is room for a copy (:attr:`OptimizationOptions.packed`).
     """
 
     #: Elements from which on the copy counts. There a CPU gains nothing: a product of one token
     #: takes 1.00 to 1.03 of the packed one's time, of 128 tokens 0.91 to 0.94.
     wide = 1 << 19
 
-    ops = ("FusedMatMul", "MatMul")
+    ops = ("FusedMatMul",)
     tier = "onnxruntime"
     source = "T. Dao et al., FlashAttention, 2022 (packed QKV); N. Shazeer, GLU variants, 2020"
 
@@ -502,21 +484,19 @@ class PackedProducts(Rule):
             raise Refusal("wide weights are no faster packed on a CPU, and kept twice")
         elif size >= self.wide and size > self._widest(g):
             raise Refusal(f"packed weights may take {g.packed:.0%} of the weights' memory")
-        rows = 0 if node.op_type == "FusedMatMul" else 1
         shapes = [g.shape(n.outputs[0]) or () for n in nodes]
         sizes = [s[-1] for s in shapes]
-        packed = list(g.shape(node.inputs[1]) or ())
-        packed[rows] = sum(sizes)
+        width = (g.shape(node.inputs[1]) or ())[-1]
         weights = [n.inputs[1] for n in nodes]
-        (weight,) = g.emit("Concat", weights, node, shapes=[packed], like=x, axis=rows)
+        (weight,) = g.emit("Concat", weights, node, shapes=[[sum(sizes), width]], like=x, axis=0)
         (product,) = g.emit(
-            node.op_type,
+            "FusedMatMul",
             [x, weight],
             node,
             shapes=[[*shapes[0][:-1], sum(sizes)]],
             like=x,
-            domain=node.domain,
-            **{k: a.value for k, a in node.attributes.items()},
+            domain=MICROSOFT,
+            **TRANSPOSED,
         )
         lengths = g.initializer(np.array(sizes, dtype=np.int64), "lengths")
         g.replace_by([n.outputs[0] for n in nodes], "Split", [product, lengths], node, axis=-1)
@@ -526,18 +506,15 @@ class PackedProducts(Rule):
         """The products of one value that one product can be, in the graph's order."""
         (x, _, *_) = node.inputs
         assert x is not None
-        beside = {u.node for u in x.uses() if u.idx == 0 and u.node.op_type == node.op_type}
-        if len(beside) < 2:
-            return []
-        nodes = [n for n in g.graph if n in beside]
-        return [n for n in nodes if self._fits(g, n) and self._same(node, n)]
+        beside = {u.node for u in x.uses() if u.idx == 0 and self._fits(g, u.node)}
+        return [n for n in g.graph if n in beside] if len(beside) > 1 else []
 
     def _widest(self, g: Editor) -> int:
         """The widest group for which there is room, where narrower ones are packed first."""
         if g.widest is None:
             groups: dict[tuple[ir.Node, ...], int] = {}
             for node in g.graph:
-                if node.op_type in self.ops and self._fits(g, node):
+                if self._fits(g, node):
                     nodes = self._beside(g, node)
                     if len(nodes) > 1 and all(g.is_static(n.inputs[1]) for n in nodes):
                         groups[tuple(nodes)] = sum(g.size(n.inputs[1]) or 0 for n in nodes)
@@ -552,16 +529,9 @@ class PackedProducts(Rule):
 
     @staticmethod
     def _fits(g: Editor, node: ir.Node) -> bool:
-        two = len(g.shape(node.inputs[1]) or ()) == 2 and g.shape(node.outputs[0]) is not None
-        if node.op_type == "MatMul":
-            return two
-        return two and g.attribute(node, "transB", 0) == 1 and g.attribute(node, "transA", 0) == 0
-
-    @staticmethod
-    def _same(a: ir.Node, b: ir.Node) -> bool:
-        return {k: v.value for k, v in a.attributes.items()} == {
-            k: v.value for k, v in b.attributes.items()
-        }
+        plain = {name: a.value for name, a in node.attributes.items()} == TRANSPOSED
+        two = plain and node.op_type == "FusedMatMul" and len(g.shape(node.inputs[1]) or ()) == 2
+        return two and g.shape(node.outputs[0]) is not None
 
 
 #: The rules of the tier, in the order in which they are tried; the default tier's come before.

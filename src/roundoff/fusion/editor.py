@@ -212,22 +212,26 @@ class Editor:
         return len(value.uses()) + value.is_graph_output()
 
     def _compute(self, value: ir.Value) -> np.ndarray | None:
-        if value.const_value is not None and (
-            value.name in self.graph.initializers or value.producer() is not None
-        ):
+        if value.const_value is not None:
             return value.const_value.numpy()
-        node = value.producer()
-        size = self.size(value)
-        if node is None or size is None or size > _LARGEST or node.op_type in _RANDOM:
+        node, size = value.producer(), self.size(value)
+        if node is None or node.domain not in ("", "ai.onnx") or node.op_type in _RANDOM:
             return None
-        subgraph = any(a.type.name == "GRAPH" for a in node.attributes.values())
-        if node.domain not in ("", "ai.onnx") or subgraph:
+        if size is None or size > _LARGEST:
             return None
-        feeds = [self.constant(i) for i in node.inputs]
-        if any(f is None and i is not None for f, i in zip(feeds, node.inputs, strict=True)):
+        feeds = {i.name: self.constant(i) for i in node.inputs if i is not None and i.name}
+        if any(feed is None for feed in feeds.values()):
             return None
-        outputs = _evaluate(node, feeds, self.opset)
-        return outputs[list(node.outputs).index(value)]
+        from onnx.reference import ReferenceEvaluator
+
+        opsets = [onnx.helper.make_opsetid("", self.opset)]
+        alone = onnx.helper.make_function(
+            "one", "node", list(feeds), [value.name], [ir.to_proto(node)], opsets
+        )
+        try:
+            return np.asarray(ReferenceEvaluator(alone).run(None, feeds, attributes={})[0])
+        except Exception:  # a node it does not implement stays in the graph
+            return None
 
     # Changes
 
@@ -464,26 +468,3 @@ def fresh_name(name: str, taken: set[Any]) -> str:
         candidate = f"{name}_{i}"
     taken.add(candidate)
     return candidate
-
-
-def _evaluate(
-    node: ir.Node, feeds: Sequence[np.ndarray | None], opset: int
-) -> list[np.ndarray | None]:
-    """One ONNX node in NumPy, by ONNX's reference evaluator; Nones where it cannot."""
-    from onnx.reference import ReferenceEvaluator
-
-    proto = ir.to_proto(node)
-    names = [i for i in proto.input if i]
-    graph = onnx.helper.make_graph(
-        [proto],
-        "one",
-        [onnx.ValueInfoProto(name=n) for n in dict.fromkeys(names)],
-        [onnx.ValueInfoProto(name=n) for n in proto.output if n],
-    )
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)])
-    known = {i: f for i, f in zip(proto.input, feeds, strict=True) if i}
-    try:
-        outputs = iter(ReferenceEvaluator(model).run(None, known))
-        return [np.asarray(next(outputs)) if o else None for o in proto.output]
-    except Exception:  # a node it does not implement stays in the graph
-        return [None] * len(proto.output)

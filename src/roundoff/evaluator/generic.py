@@ -85,12 +85,6 @@ class OrtKernel:
         self.name = "ort" if op_type is None else f"{op_type}Ort"
         self.operator = None if op_type is None else (domain, op_type)
 
-    def __repr__(self) -> str:
-        if self.operator is None:
-            return "OrtKernel()"
-        domain, op_type = self.operator
-        return f"OrtKernel({op_type!r}, {domain!r})" if domain else f"OrtKernel({op_type!r})"
-
     def bind(self, node: Node) -> Callable[..., Any]:
         """The function that computes *node*; sessions are made when types are known.
 
@@ -289,9 +283,6 @@ class ReferenceKernel:
     """
 
     name = "reference"
-
-    def __repr__(self) -> str:
-        return "ReferenceKernel()"
 
     def bind(self, node: Node) -> Callable[..., Any]:
         """The function that computes *node*.

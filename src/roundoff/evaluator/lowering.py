@@ -13,7 +13,7 @@ from onnx import AttributeProto, ModelProto, NodeProto, TypeProto
 from roundoff.errors import ModelError, UnsupportedError
 from roundoff.graph.protos import bodies, captured
 
-from .checks import check_declared, infer, schema_of, small_integer
+from .checks import infer, schema_of, small_integer
 from .loading import attribute_value, domain_of, tensor_value
 from .nodes import Node, Settings
 from .values import to_value, type_proto
@@ -88,9 +88,6 @@ class Lowering:
                 self._constant_node(node, name)
             else:
                 self._node(node, domain, name)
-        for output in proto.output:
-            if output.name in graph.types:
-                check_declared(output.name, output.type, graph.types[output.name])
         return graph
 
     def _constant(self, name: str, value: Any) -> None:

@@ -179,8 +179,8 @@ def _kernel(key: tuple[str, str], kernel: Any) -> Any:
     if isinstance(kernel, OrtKernel) and kernel.operator not in (None, key):
         raise ArgumentError(
             f"custom kernel of {key}",
-            got=kernel,
-            expected=f"{OrtKernel(key[1], key[0])}, OrtKernel() or another kernel",
+            got=f"an OrtKernel of {kernel.operator}",
+            expected=f"OrtKernel({key[1]!r}, {key[0]!r})",
         )
     if hasattr(kernel, "bind"):
         return kernel

@@ -1,4 +1,7 @@
-"""Attention, of tier "onnxruntime": GroupQueryAttention where causal, else MultiHeadAttention."""
+"""Attention, of tier "onnxruntime": GroupQueryAttention where causal, else MultiHeadAttention.
+
+https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md defines both.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,6 @@ from .rule import Refusal, Rule
 
 __all__ = ["Attention", "PackedAttention", "RotaryAttention"]
 
-CONTRIB = "https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md#"
 BY_KEY = [0, 1, 3, 2]  # (batch, heads, key, head) <-> (batch, heads, head, key)
 BY_TOKEN = (0, 2, 1, 3)  # (batch, heads, sequence, head) <-> (batch, sequence, heads, head)
 
@@ -60,15 +62,12 @@ class Attention(Rule):
     (batch, heads). The sizes of batch and sequences may be symbolic; where there are fewer queries
     than keys (decoding with a cache), the operator is MultiHeadAttention. Of a single query and
     grouped heads, a group's heads become its queries: keys and values are left unrepeated.
+
+    Source: A. Vaswani et al., Attention is all you need, 2017, equation 1.
     """
 
     ops = ("MatMul",)
     tier = "onnxruntime"
-    source = (
-        "A. Vaswani et al., Attention is all you need, 2017, equation 1; "
-        + CONTRIB
-        + ("com.microsoft.MultiHeadAttention, com.microsoft.GroupQueryAttention")
-    )
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
         parts = find(g, node)
@@ -376,7 +375,6 @@ class RotaryAttention(Rule):
 
     ops = ("GroupQueryAttention",)
     tier = "onnxruntime"
-    source = CONTRIB + "com.microsoft.GroupQueryAttention"
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
         turned = [g.node(i, "RotaryEmbedding") for i in node.inputs[:2]]
@@ -403,7 +401,6 @@ class PackedAttention(Rule):
 
     ops = ("GroupQueryAttention",)
     tier = "onnxruntime"
-    source = CONTRIB + "com.microsoft.GroupQueryAttention"
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
         whole = g.node(node.inputs[0], "Split")

@@ -23,7 +23,6 @@ __all__ = [
     "SlicesToSplit",
 ]
 
-ONNX = "https://onnx.ai/onnx/operators/"
 #: Operators that give the same elements, in the same order, another shape.
 RELABEL = ("Reshape", "Unsqueeze", "Squeeze", "Flatten")
 INTEGERS = (ir.DataType.INT64, ir.DataType.INT32)
@@ -41,7 +40,6 @@ class FoldConstants(Rule):
            "Transpose", "Where", "And", "Or", "Not", "Less", "LessOrEqual", "Greater",
            "GreaterOrEqual", "Equal", "Range", "Shape", "Expand", "Tile", "Trilu",
            "ConstantOfShape", "CumSum", "Max", "Min", "Identity", "Sum")  # fmt: skip
-    source = ONNX
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
         if node.op_type == "Identity" and node.outputs[0].is_graph_output():
@@ -90,7 +88,6 @@ class DropNoOps(Rule):
         "Add",
         "Sub",
     )
-    source = ONNX
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
         out, kept = node.outputs[0], self._kept(g, node)
@@ -143,7 +140,6 @@ class MergeReshapes(Rule):
     """
 
     ops = RELABEL
-    source = ONNX + "onnx__Reshape.html"
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
         first = g.node(node.inputs[0], *RELABEL)
@@ -163,7 +159,6 @@ class MergeTransposes(Rule):
     """
 
     ops = ("Transpose",)
-    source = ONNX + "onnx__Transpose.html"
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
         perm, x = g.attribute(node, "perm"), node.inputs[0]
@@ -188,10 +183,11 @@ class ReshapedTranspose(Rule):
 
     ``Reshape(Transpose(Reshape(x)))`` becomes one Transpose, as in the keys of torch's exporter's
     scaled dot-product attention: (b, h, s, d) -> (b h, s, d) -> (b h, d, s) -> (b, h, d, s).
+
+    Source: torch.onnx, aten.scaled_dot_product_attention.
     """
 
     ops = ("Reshape",)
-    source = "torch.onnx, aten.scaled_dot_product_attention"
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
         middle = g.node(node.inputs[0], "Transpose")
@@ -222,7 +218,6 @@ class SlicesToSplit(Rule):
     """
 
     ops = ("Slice",)
-    source = ONNX + "onnx__Split.html"
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
         first = self._bounds(g, node)

@@ -43,11 +43,12 @@ class SiluTimesUp(Rule):
     """Pattern: QuickGelu of one half of a Split, times the other. Becomes SiluMul of the whole.
 
     Three kernels that move 12 elements for each result become one that moves 3.
+
+    Source: N. Shazeer, GLU variants improve transformer, 2020.
     """
 
     ops = ("Mul",)
     tier = "experimental"
-    source = "N. Shazeer, GLU variants improve transformer, 2020"
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
         for gated, up in both_orders(node):
@@ -70,11 +71,12 @@ class RotaryQkv(Rule):
 
     Becomes RotaryQkv, which takes it apart in one pass, and attention of what it makes: queries
     by token, keys and values by head.
+
+    Source: J. Su et al., RoFormer, 2021, equation 34.
     """
 
     ops = ("GroupQueryAttention",)
     tier = "experimental"
-    source = "J. Su et al., RoFormer, 2021, equation 34"
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
         if not g.attribute(node, "do_rotary", 0) or node.inputs[1] is not None:
@@ -103,7 +105,6 @@ class PlainAttention(Rule):
 
     ops = ("GroupQueryAttention",)
     tier = "experimental"
-    source = RotaryQkv.source
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
         q, k, v = node.inputs[:3]
@@ -158,11 +159,12 @@ class AddRmsNorm(Rule):
     """Pattern: SkipSimplifiedLayerNormalization. Becomes AddRmsNorm, one row in registers.
 
     The sum is stored where something reads it. Conditions: rows of at most 16,384 elements.
+
+    Source: B. Zhang, R. Sennrich, Root Mean Square Layer Normalization, 2019.
     """
 
     ops = ("SkipSimplifiedLayerNormalization",)
     tier = "experimental"
-    source = "B. Zhang, R. Sennrich, Root Mean Square Layer Normalization, 2019"
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
         _check_width(g, node.inputs[2])
@@ -188,7 +190,6 @@ class EmbedRmsNorm(Rule):
 
     ops = ("SimplifiedLayerNormalization",)
     tier = "experimental"
-    source = AddRmsNorm.source
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
         gathered = g.node(node.inputs[0], "Gather")

@@ -1,4 +1,7 @@
-"""Tier "onnxruntime": operators that ONNX Runtime adds to ONNX (domain ``com.microsoft``)."""
+"""Tier "onnxruntime": operators that ONNX Runtime adds to ONNX (domain ``com.microsoft``).
+
+https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md defines them.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,6 @@ __all__ = [
     "TransposedProduct",
 ]
 
-CONTRIB = "https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md#"
 #: Attributes of FusedMatMul of a transposed second operand.
 TRANSPOSED: dict[str, Any] = {"transA": 0, "transB": 1, "alpha": 1.0}
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -45,15 +47,12 @@ class RmsNorm(Rule):
     Becomes SimplifiedLayerNormalization. A cast of a 16-bit x up to float32 and back before the
     product with w goes with it: the operator computes in float32 inside.
     Conditions: w has the last axis' length, and the type of x.
+
+    Source: B. Zhang, R. Sennrich, Root Mean Square Layer Normalization, 2019.
     """
 
     ops = ("Mul",)
     tier = "onnxruntime"
-    source = (
-        "B. Zhang, R. Sennrich, Root Mean Square Layer Normalization, 2019; "
-        + CONTRIB
-        + ("com.microsoft.SimplifiedLayerNormalization")
-    )
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
         for normed, weight in both_orders(node):
@@ -119,7 +118,6 @@ class SkipRmsNorm(Rule):
 
     ops = ("SimplifiedLayerNormalization",)
     tier = "onnxruntime"
-    source = CONTRIB + "com.microsoft.SkipSimplifiedLayerNormalization"
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
         total = g.node(node.inputs[0], "Add")
@@ -147,13 +145,12 @@ class Rotary(Rule):
 
     cos and sin are of ``Concat(f, f)``, perhaps cast and given axes of one: the operator takes the
     half table. Conditions: x is (batch, heads, sequence, head), all of it rotated.
+
+    Source: J. Su et al., RoFormer, 2021, equation 34.
     """
 
     ops = ("Add",)
     tier = "onnxruntime"
-    source = (
-        "J. Su et al., RoFormer, 2021, equation 34; " + CONTRIB + ("com.microsoft.RotaryEmbedding")
-    )
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
         parts = self._parts(g, node)
@@ -278,7 +275,6 @@ class PackedRotary(Rule):
 
     ops = ("Split",)
     tier = "onnxruntime"
-    source = Rotary.source
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
         x, shape = node.inputs[0], g.shape(node.inputs[0])
@@ -360,7 +356,6 @@ class SpreadLengths(Rule):
 
     ops = ("Expand",)
     tier = "onnxruntime"
-    source = "https://onnx.ai/onnx/operators/onnx__Expand.html"
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
         kind = self._kind(g, node)
@@ -396,15 +391,13 @@ class SpreadLengths(Rule):
 
 
 class Silu(Rule):
-    """Pattern: ``x * Sigmoid(x)``. Becomes QuickGelu with alpha one."""
+    """Pattern: ``x * Sigmoid(x)``. Becomes QuickGelu with alpha one.
+
+    Source: S. Elfwing et al., Sigmoid-weighted linear units, 2017.
+    """
 
     ops = ("Mul",)
     tier = "onnxruntime"
-    source = (
-        "S. Elfwing et al., Sigmoid-weighted linear units, 2017; "
-        + CONTRIB
-        + ("com.microsoft.QuickGelu")
-    )
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
         for x, gate in both_orders(node):
@@ -428,7 +421,6 @@ class TransposedProduct(Rule):
 
     ops = ("MatMul",)
     tier = "onnxruntime"
-    source = CONTRIB + "com.microsoft.FusedMatMul"
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
         turned, a = g.node(node.inputs[1], "Transpose"), node.inputs[0]
@@ -460,6 +452,8 @@ class PackedProducts(Rule):
     when a weight changes.
     Conditions: FusedMatMul(transB=1) of two-axis weights that rarely change; they are narrow, or,
     on CUDA, there is room for a copy (:attr:`OptimizationOptions.packed`).
+
+    Source: T. Dao et al., FlashAttention, 2022 (packed QKV); N. Shazeer, GLU variants, 2020.
     """
 
     #: Elements from which on the copy counts. There a CPU gains nothing: a product of one token
@@ -468,7 +462,6 @@ class PackedProducts(Rule):
 
     ops = ("FusedMatMul",)
     tier = "onnxruntime"
-    source = "T. Dao et al., FlashAttention, 2022 (packed QKV); N. Shazeer, GLU variants, 2020"
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
         x = node.inputs[0]

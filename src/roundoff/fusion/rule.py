@@ -25,8 +25,6 @@ class Rule:
         Operators of the node on which the rule is tried: the last node of its pattern.
     tier : str
         ``"default"``, ``"onnxruntime"`` or ``"experimental"``.
-    source : str
-        Where the replaced form and its replacement are defined.
 
     Examples
     --------
@@ -34,7 +32,6 @@ class Rule:
     ...     __doc__ = "Pattern: Neg of Neg. Becomes the input."
     ...
     ...     ops = ("Neg",)
-    ...     source = "https://onnx.ai/onnx/operators/onnx__Neg.html"
     ...
     ...     def rewrite(self, g, node):
     ...         inner = g.node(node.inputs[0], "Neg")
@@ -48,7 +45,6 @@ class Rule:
 
     ops: ClassVar[tuple[str, ...]] = ()
     tier: ClassVar[str] = "default"
-    source: ClassVar[str] = ""
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
         """Rewrite the pattern that ends in *node*; False where there is none.

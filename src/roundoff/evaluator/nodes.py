@@ -111,7 +111,3 @@ class Node:
         """
         value = self.attributes.get(name, default)
         return float(np.float32(value)) if isinstance(value, float) else value
-
-    def has_input(self, position: int) -> bool:
-        """Whether the input at *position* is given."""
-        return position < len(self.inputs) and bool(self.inputs[position])

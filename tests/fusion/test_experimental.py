@@ -8,7 +8,6 @@ from fusion_models import model, rewritten
 from test_onnxruntime import CAUSAL, SKIP
 
 from roundoff.fusion import OptimizationOptions, fuse
-from roundoff.fusion.experimental import OwnAttention
 from roundoff.fusion.onnxruntime import ONNXRUNTIME
 
 EVERY = "default+onnxruntime+experimental"
@@ -100,15 +99,6 @@ def test_rotary_and_attention_of_a_packed_product() -> None:
     ]
 
 
-def test_attention_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(OwnAttention, "types", {("FLOAT", False)})
-    for groups in (4, 2):
-        text, constants = layer(groups)
-        left, _ = rewritten(model(text, **constants), EVERY, static=["w", "f"], tolerance=1e-4)
-        assert "CausalAttention" in left
-        assert "MultiHeadAttention" not in left
-
-
 def test_grouped_heads_stay_with_onnx_runtime() -> None:
     text, constants = layer(groups=2)
     left, report = rewritten(model(text, **constants), EVERY, static=["w", "f"], tolerance=1e-4)
@@ -116,10 +106,9 @@ def test_grouped_heads_stay_with_onnx_runtime() -> None:
     assert "grouped heads" in " ".join(report.refused.values())
 
 
-@pytest.mark.parametrize("tf32", [False, True])
 @pytest.mark.parametrize("groups", [4, 2])
 def test_no_float32_grouped_attention_is_left_on_cuda(
-    tf32: bool, groups: int, monkeypatch: pytest.MonkeyPatch
+    groups: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text, constants = layer(groups)
     made = model(text, **constants)
@@ -127,10 +116,10 @@ def test_no_float32_grouped_attention_is_left_on_cuda(
     for left_out in ("", "PackedAttention", "Rotary"):
         some = tuple(rule for rule in ONNXRUNTIME if rule.name != left_out)
         monkeypatch.setattr("roundoff.fusion.onnxruntime.ONNXRUNTIME", some)
-        left, _ = fuse(made, options, static=["w", "f"], tf32=tf32)
+        left, _ = fuse(made, options, static=["w", "f"])
         ops = [n.op_type for n in left.graph.node]
         assert "GroupQueryAttention" not in ops
-        assert ("CausalAttention" in ops) == tf32
+        assert "MultiHeadAttention" in ops
 
 
 def test_without_cuda_or_interpreter_every_rule_refuses() -> None:

@@ -183,7 +183,7 @@ class Compiled:
                 try:
                     self.report = Report(nodes={"exported": len(model.graph.node)})
                     if options.tiers:
-                        model, self.report = fuse(model, options, static=self.static, tf32=tf32)
+                        model, self.report = fuse(model, options, static=self.static)
                         if options.constant_folding:
                             model, self.precomputed = split_precomputed(model, self.static)
                     self._runner = Runner(

@@ -111,24 +111,6 @@ def guarded(node: Node, function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def check_declared(name: str, declared: TypeProto, inferred: TypeProto) -> None:
-    """An output has the element type that the graph declares.
-
-    Raises
-    ------
-    ModelError
-    """
-    if not (declared.HasField("tensor_type") and inferred.HasField("tensor_type")):
-        return
-    wanted, actual = declared.tensor_type.elem_type, inferred.tensor_type.elem_type
-    if wanted and actual and wanted != actual:
-        raise ModelError(
-            f"output {name!r} is not of the type that the graph declares",
-            got=DTYPES[actual].name,
-            expected=DTYPES[wanted].name if wanted in DTYPES else f"unknown type {wanted}",
-        )
-
-
 def check_feed(name: str, value: Any, declared: TypeProto, truth: bool) -> None:
     """An input that is a tensor has the declared element type, rank and fixed dimensions.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -84,12 +85,6 @@ class OrtKernel:
         self.name = "ort" if op_type is None else f"{op_type}Ort"
         self.operator = None if op_type is None else (domain, op_type)
 
-    def __repr__(self) -> str:
-        if self.operator is None:
-            return "OrtKernel()"
-        domain, op_type = self.operator
-        return f"OrtKernel({op_type!r}, {domain!r})" if domain else f"OrtKernel({op_type!r})"
-
     def bind(self, node: Node) -> Callable[..., Any]:
         """The function that computes *node*; sessions are made when types are known.
 
@@ -111,7 +106,7 @@ class OrtKernel:
                 sessions[types] = _session(node, inputs)
             session = sessions[types]
             outputs = session.run(_feeds(node, inputs))
-            return _as_outputs(node, [_from_session(x) for x in outputs])
+            return _as_outputs(node, [to_value(x) for x in outputs])
 
         return call
 
@@ -198,10 +193,6 @@ def _in_float64(attribute: AttributeProto) -> AttributeProto:
     return helper.make_attribute(attribute.name, onnx.TensorProto.DOUBLE)
 
 
-def _from_session(x: Any) -> Any:
-    return x if not isinstance(x, (np.ndarray, list)) else to_value(x)
-
-
 def _as_outputs(node: Node, results: list[Any]) -> Any:
     """One result per output of the node, None for those not asked for."""
     if len(node.outputs) == 1:
@@ -237,20 +228,21 @@ def definition(node: Node) -> Callable[..., Any]:
     """
     schema = schema_of(node.domain, node.op_type, node.opset)
     if schema is None or not (schema.has_function or schema.has_context_dependent_function):
-        raise NotHandledError(f"no torch kernel for {node.operator} version {node.version}")
-    nested = node.settings.nested
-    if nested is None:
-        raise NotHandledError("a node of no evaluator")
+        raise NotHandledError(f"ONNX does not define {node.operator} by other operators")
     evaluators: dict[Any, Any] = {}
 
     def call(*inputs: Any) -> Any:
         types = signature(inputs, shape=True)
         if types not in evaluators:
-            body = _inlined(node, inputs)
-            try:
-                evaluators[types] = None if body is None else nested(body)
-            except RoundoffError:  # an operator of its body has no kernel
-                evaluators[types] = None
+            from .session import TorchOnnxEvaluator
+
+            body, settings = _inlined(node, inputs), node.settings
+            evaluators[types] = None
+            if body is not None:
+                with contextlib.suppress(RoundoffError):  # an operator of its body has no kernel
+                    evaluators[types] = TorchOnnxEvaluator(
+                        body, settings.providers, truth=settings.truth
+                    )
         if evaluators[types] is None:
             raise NotHandledError(f"no definition of {node.operator} on these inputs")
         return _as_outputs(node, evaluators[types].run(None, _feeds(node, inputs)))
@@ -291,9 +283,6 @@ class ReferenceKernel:
     """
 
     name = "reference"
-
-    def __repr__(self) -> str:
-        return "ReferenceKernel()"
 
     def bind(self, node: Node) -> Callable[..., Any]:
         """The function that computes *node*.

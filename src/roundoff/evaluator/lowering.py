@@ -13,7 +13,7 @@ from onnx import AttributeProto, ModelProto, NodeProto, TypeProto
 from roundoff.errors import ModelError, UnsupportedError
 from roundoff.graph.protos import bodies, captured
 
-from .checks import check_declared, infer, schema_of, small_integer
+from .checks import infer, schema_of, small_integer
 from .loading import attribute_value, domain_of, tensor_value
 from .nodes import Node, Settings
 from .values import to_value, type_proto
@@ -33,17 +33,18 @@ _CONSTANT_KINDS: dict[str, Any] = {
 class Lowered:
     """A graph of nodes, to which :class:`~roundoff.evaluator.program.Graph` binds kernels."""
 
-    inputs: list[str]
-    outputs: list[str]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
     types: dict[str, TypeProto]
     constants: dict[str, Any] = dataclasses.field(default_factory=dict)
     nodes: list[Node] = dataclasses.field(default_factory=list)
 
 
+@dataclasses.dataclass
 class Lowering:
     """Lowers the graph of a model.
 
-    Parameters
+    Attributes
     ----------
     model : ModelProto
     folder : Path or None
@@ -52,28 +53,14 @@ class Lowering:
         ``(domain, op_type) -> bool``: whether a custom kernel stands for the operator.
     convert : callable
         Applied to every constant: to the device, or to float64.
+    settings : Settings
     """
 
-    def __init__(
-        self,
-        model: ModelProto,
-        folder: Path | None,
-        replaced: Callable[[str, str], bool],
-        convert: Callable[[Any], Any],
-        settings: Settings,
-    ) -> None:
-        self.model = model
-        self.folder = folder
-        self.replaced = replaced
-        self.convert = convert
-        self.settings = settings
-        self.opsets = {domain_of(o.domain): o.version for o in model.opset_import}
-        graph = model.graph
-        self.graph = Lowered(
-            [i.name for i in graph.input],
-            [o.name for o in graph.output],
-            {i.name: i.type for i in graph.input if i.type.WhichOneof("value")},
-        )
+    model: ModelProto
+    folder: Path | None
+    replaced: Callable[[str, str], bool]
+    convert: Callable[[Any], Any]
+    settings: Settings
 
     def main(self) -> Lowered:
         """The graph.
@@ -82,7 +69,13 @@ class Lowering:
         ------
         ModelError, UnsupportedError, DtypeError, ShapeError
         """
-        proto, graph = self.model.graph, self.graph
+        proto = self.model.graph
+        self.opsets = {domain_of(o.domain): o.version for o in self.model.opset_import}
+        self.graph = graph = Lowered(
+            tuple(i.name for i in proto.input),
+            tuple(o.name for o in proto.output),
+            {i.name: i.type for i in proto.input if i.type.WhichOneof("value")},
+        )
         for tensor in proto.initializer:
             self._constant(tensor.name, tensor_value(tensor, self.folder, tensor.name))
         for sparse in proto.sparse_initializer:
@@ -95,9 +88,6 @@ class Lowering:
                 self._constant_node(node, name)
             else:
                 self._node(node, domain, name)
-        for output in proto.output:
-            if output.name in graph.types:
-                check_declared(output.name, output.type, graph.types[output.name])
         return graph
 
     def _constant(self, name: str, value: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,8 +21,6 @@ class Settings:
         Where results live.
     truth : bool
         Whether nodes compute in float64 whatever their types say.
-    nested : callable or None
-        Makes an evaluator of another model with the same settings.
 
     Examples
     --------
@@ -34,7 +31,6 @@ class Settings:
     providers: tuple[Any, ...] = ("CPUExecutionProvider",)
     device: torch.device = dataclasses.field(default_factory=lambda: torch.device("cpu"))
     truth: bool = False
-    nested: Callable[[Any], Any] | None = dataclasses.field(default=None, repr=False)
 
 
 @dataclasses.dataclass(eq=False)
@@ -115,7 +111,3 @@ class Node:
         """
         value = self.attributes.get(name, default)
         return float(np.float32(value)) if isinstance(value, float) else value
-
-    def has_input(self, position: int) -> bool:
-        """Whether the input at *position* is given."""
-        return position < len(self.inputs) and bool(self.inputs[position])

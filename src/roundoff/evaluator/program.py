@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -27,34 +28,36 @@ class Bound:
     """
 
     def __init__(self, node: Node, kernels: Sequence[Any]) -> None:
-        self.node = node
-        self.kernels = list(kernels)
-        self.functions: list[Callable[..., Any] | None] = [None] * len(self.kernels)
-        self.reasons: list[str] = []
-        self.first = self._bind_from(0)
-        self.used: str = self.kernels[self.first].name
-        self.name = self.used
+        self.node, self.kernels = node, kernels
+        self._functions: dict[int, Callable[..., Any] | None] = {}
+        self._reasons: list[str] = []
+        first = next(self._by_kernel(), None)
+        if first is None:
+            raise UnsupportedError(
+                f"node {node.name!r}: no kernel for {node.operator}",
+                got="; ".join(self._reasons),
+                hint="give one in custom_kernels={(domain, op_type): kernel}",
+            )
+        self.name, function = first
+        self.used = self.name
         proved = schema_of(node.domain, node.op_type, node.opset) is not None and all(
             not n or n in node.types for n in node.inputs
         )
-        function: Any = self.functions[self.first]
-        checked = not proved and not node.truth and self.kernels[0].name != "custom"
+        checked = not proved and not node.truth and kernels[0].name != "custom"
         self.call: Callable[..., Any] = guarded(node, function) if checked else function
 
-    def _bind_from(self, start: int) -> int:
-        for index in range(start, len(self.kernels)):
-            if self.functions[index] is None:
+    def _by_kernel(self) -> Iterator[tuple[str, Callable[..., Any]]]:
+        """The functions that compute the node, each bound when it is first asked for."""
+        for place, kernel in enumerate(self.kernels):
+            if place not in self._functions:
                 try:
-                    self.functions[index] = self.kernels[index].bind(self.node)
+                    self._functions[place] = kernel.bind(self.node)
                 except NotHandledError as error:
-                    self.reasons.append(str(error))
-                    continue
-            return index
-        raise UnsupportedError(
-            f"node {self.node.name!r}: no kernel for {self.node.operator}",
-            got="; ".join(dict.fromkeys(self.reasons)),
-            hint="give one in custom_kernels={(domain, op_type): kernel}",
-        )
+                    self._functions[place] = None
+                    self._reasons.append(str(error))
+            function = self._functions[place]
+            if function is not None:
+                yield kernel.name, function
 
     def run(self, inputs: Sequence[Any]) -> Any:
         """The output of the node, or as many as it has.
@@ -75,29 +78,20 @@ class Bound:
         moved = self._moved(inputs)
         if moved is not None:
             return moved
-        failures: list[str] = []
-        left = True  # by each kernel so far to the next one
-        index, self.reasons = self.first, []
-        while True:
-            name = self.kernels[index].name
-            if _out_of_memory(error) or (name == "torch" and isinstance(error, RoundoffError)):
-                raise self._typed(error, inputs) from error  # the model's fault, not the kernel's
-            failures.append(f"{name}: {_brief(error)}")
-            left = left and isinstance(error, NotHandledError)
-            try:
-                index = self._bind_from(index + 1)
-            except UnsupportedError:
-                break
-            function: Any = self.functions[index]
+        self._check_fault(self.name, error, inputs)
+        failed = [(self.name, error)]
+        for name, function in itertools.islice(self._by_kernel(), 1, None):
             try:
                 outputs = function(*inputs)
-            except Exception as next_error:
-                error = next_error
+            except Exception as another:
+                self._check_fault(name, another, inputs)
+                failed.append((name, another))
                 continue
-            self.used = self.kernels[index].name
+            self.used = name
             return outputs
-        got = ", ".join(type_name(x) for x in inputs) + "; " + "; ".join(failures + self.reasons)
-        if left:
+        reasons = [f"{name}: {_brief(e)}" for name, e in failed] + self._reasons
+        got = ", ".join(type_name(x) for x in inputs) + "; " + "; ".join(reasons)
+        if all(isinstance(e, NotHandledError) for _, e in failed):
             raise UnsupportedError(
                 f"node {self.node.name!r}: no kernel for {self.node.operator} on these inputs",
                 got=got,
@@ -126,20 +120,19 @@ class Bound:
         self.call = call
         return outputs
 
-    def _typed(self, error: Exception, inputs: Sequence[Any]) -> Exception:
+    def _check_fault(self, kernel: str, error: Exception, inputs: Sequence[Any]) -> None:
+        """Raise what is the model's fault, not the kernel's: no other kernel is tried."""
         where = f"node {self.node.name!r} ({self.node.operator})"
         if _out_of_memory(error):
-            return UnsupportedError(
+            raise UnsupportedError(
                 f"{where} does not fit in memory",
                 got=", ".join(type_name(x) for x in inputs),
                 hint="smaller feeds",
-            )
-        assert isinstance(error, RoundoffError)
-        if error.message.startswith("node "):
-            return error
-        return type(error)(
-            f"{where}: {error.message}", got=error.got, expected=error.expected, hint=error.hint
-        )
+            ) from error
+        if kernel == "torch" and isinstance(error, RoundoffError):
+            if not error.message.startswith("node "):
+                error.message = f"{where}: {error.message}"
+            raise error
 
 
 def _out_of_memory(error: Exception) -> bool:
@@ -155,37 +148,15 @@ def _brief(error: Exception) -> str:
 
 
 class Graph:
-    """A graph ready to run.
-
-    Attributes
-    ----------
-    bound : list of Bound
-        The nodes, in the order in which they run.
-    input_names : tuple of str
-    output_names : tuple of str
-    constants : dict of str to value
-    optional : set of str
-        Inputs that have a default.
-    names : set of str
-        All results.
-    """
+    """A graph ready to run: the nodes, in the order in which they run, with their kernels."""
 
     def __init__(self, lowered: Lowered, choice: Choice) -> None:
-        self.input_names = tuple(lowered.inputs)
-        self.output_names = tuple(lowered.outputs)
-        self.constants = lowered.constants
-        self.optional = set(lowered.inputs) & set(lowered.constants)
-        made = (name for node in lowered.nodes for name in node.outputs if name)
-        self.names = {*lowered.inputs, *lowered.constants, *made}
+        self.lowered = lowered
         self.bound = [Bound(node, choice.kernels(node)) for node in lowered.nodes]
         self._plans: dict[tuple[str, ...], list[tuple[Any, ...]]] = {}
 
-    def call(self, arguments: Sequence[Any], keep: tuple[str, ...] | None = None) -> list[Any]:
-        """Run: *arguments* are the inputs in order.
-
-        Returns the results named in *keep*, by default the outputs.
-        """
-        names = self.output_names if keep is None else keep
+    def call(self, arguments: Sequence[Any], names: tuple[str, ...]) -> list[Any]:
+        """Run: *arguments* are the inputs in order. Returns the results of these *names*."""
         values = self._begin(arguments)
         read = values.__getitem__
         for bound, reads, makes, dead in self._plan(names):
@@ -210,7 +181,7 @@ class Graph:
     ) -> Iterator[tuple[Node, tuple[Any, ...], tuple[Any, ...], str]]:
         """Run, giving (node, inputs, outputs, kernel) after each node."""
         values = self._begin(arguments)
-        for bound, reads, makes, dead in self._plan(self.output_names):
+        for bound, reads, makes, dead in self._plan(self.lowered.outputs):
             inputs = tuple(values[name] for name in reads)
             result = bound.run(inputs)
             _store(values, makes, result)
@@ -220,13 +191,13 @@ class Graph:
 
     def _begin(self, arguments: Sequence[Any]) -> dict[str, Any]:
         """What is known before the first node, by name."""
-        given = zip(self.input_names, arguments, strict=True)
-        return {"": None, **self.constants, **dict(given)}
+        given = zip(self.lowered.inputs, arguments, strict=True)
+        return {"": None, **self.lowered.constants, **dict(given)}
 
     def _plan(self, keep: tuple[str, ...]) -> list[tuple[Any, ...]]:
         """For each node what it reads and makes, and the results that nothing reads after it."""
         if keep not in self._plans:
-            fixed, last = {"", *self.constants, *keep}, dict[str, int]()
+            fixed, last = {"", *self.lowered.constants, *keep}, dict[str, int]()
             names = [((*b.node.inputs, *b.node.captures), b.node.outputs) for b in self.bound]
             for index, (reads, makes) in enumerate(names):
                 last.update(dict.fromkeys((*makes, *reads), index))

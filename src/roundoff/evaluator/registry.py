@@ -12,7 +12,7 @@ from typing import Any
 
 from roundoff.errors import ArgumentError, UnsupportedError
 
-from .generic import OrtKernel, ReferenceKernel, definition
+from .generic import NotHandledError, OrtKernel, ReferenceKernel, definition
 from .nodes import Node
 from .torch_kernels import factory_of
 
@@ -54,7 +54,7 @@ class Kernel:
 
 
 class TorchKernel(Kernel):
-    """The torch kernel of an operator, else those of the operators that ONNX defines it by."""
+    """The torch kernel of an operator."""
 
     name = "torch"
 
@@ -66,7 +66,20 @@ class TorchKernel(Kernel):
         NotHandledError
             Torch computes no such operator, version or combination of attributes.
         """
-        return (factory_of(node) or definition)(node)
+        factory = factory_of(node)
+        if factory is None:
+            raise NotHandledError(f"no torch kernel for {node.operator} version {node.version}")
+        return factory(node)
+
+
+class DefinitionKernel(Kernel):
+    """The torch kernels of the operators that ONNX defines an operator by."""
+
+    name = "torch"
+
+    def bind(self, node: Node) -> Function:
+        """The function that computes *node* by its definition."""
+        return definition(node)
 
 
 class FunctionKernel(Kernel):
@@ -85,10 +98,10 @@ class FunctionKernel(Kernel):
 
 
 #: The kernels that ``kernels=`` names, in the default order.
-BY_NAME: dict[str, Any] = {
-    "torch": TorchKernel(),
-    "ort": OrtKernel(),
-    "reference": ReferenceKernel(),
+BY_NAME: dict[str, list[Any]] = {
+    "torch": [TorchKernel(), DefinitionKernel()],
+    "ort": [OrtKernel()],
+    "reference": [ReferenceKernel()],
 }
 #: In truth mode ONNX Runtime is left out: its kernels may round to float32 inside.
 TRUTH_ORDER: tuple[str, ...] = ("torch", "reference")
@@ -149,7 +162,7 @@ class Choice:
                 f" {node.op_type}",
                 hint="no custom kernels",
             )
-        return [BY_NAME[name] for name in order]
+        return [kernel for name in order for kernel in BY_NAME[name]]
 
 
 def _key(key: Any) -> tuple[str, str]:
@@ -166,8 +179,8 @@ def _kernel(key: tuple[str, str], kernel: Any) -> Any:
     if isinstance(kernel, OrtKernel) and kernel.operator not in (None, key):
         raise ArgumentError(
             f"custom kernel of {key}",
-            got=kernel,
-            expected=f"{OrtKernel(key[1], key[0])}, OrtKernel() or another kernel",
+            got=f"an OrtKernel of {kernel.operator}",
+            expected=f"OrtKernel({key[1]!r}, {key[0]!r})",
         )
     if hasattr(kernel, "bind"):
         return kernel

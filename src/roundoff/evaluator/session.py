@@ -111,20 +111,15 @@ class TorchOnnxEvaluator:
         truth: bool = False,
     ) -> None:
         device = _device(providers)
-        self.settings = Settings(
-            tuple(providers),
-            device,
-            check_flag("truth", truth),
-            lambda other: TorchOnnxEvaluator(other, providers, truth=truth),
-        )
+        self.settings = Settings(tuple(providers), device, check_flag("truth", truth))
         choice = Choice(custom_kernels, kernels, truth)
         proto, folder = load(model, choice.custom)
         lowered = Lowering(proto, folder, choice.replaced, self._prepared, self.settings).main()
         self._declared = {i.name: i.type for i in proto.graph.input if i.type.WhichOneof("value")}
         self._graph = Graph(lowered, choice)
-        self.input_names = list(self._graph.input_names)
-        self.output_names = list(self._graph.output_names)
-        self.nodes: tuple[Node, ...] = tuple(b.node for b in self._graph.bound)
+        self.input_names = list(lowered.inputs)
+        self.output_names = list(lowered.outputs)
+        self.nodes: tuple[Node, ...] = tuple(lowered.nodes)
 
     def run(
         self,
@@ -156,15 +151,18 @@ class TorchOnnxEvaluator:
         """
         if feeds is None and isinstance(names, Mapping):
             names, feeds = None, names
-        keep = self._graph.output_names if names is None else self._known(names)
+        keep = self._graph.lowered.outputs if names is None else self._known(names)
         with torch.no_grad():
             arguments = self._arguments(feeds)
             return self._graph.call(arguments, keep)
 
     def _known(self, names: Iterable[str]) -> tuple[str, ...]:
         names = (names,) if isinstance(names, str) else tuple(names)
+        lowered = self._graph.lowered
+        made = {name for node in self.nodes for name in node.outputs}
+        known = {*lowered.inputs, *lowered.constants, *made}
         for name in names:
-            if name not in self._graph.names:
+            if not name or name not in known:
                 raise ArgumentError(
                     "no such result",
                     got=name,
@@ -215,12 +213,12 @@ class TorchOnnxEvaluator:
 
     def _arguments(self, feeds: Any) -> list[Any]:
         """The inputs in order: converted, checked, on the device."""
-        graph = self._graph
-        check_feeds(feeds, self.input_names, graph.optional)
+        constants = self._graph.lowered.constants
+        check_feeds(feeds, self.input_names, constants)
         arguments = []
-        for name in graph.input_names:
+        for name in self.input_names:
             if name not in feeds:
-                arguments.append(graph.constants[name])
+                arguments.append(constants[name])
                 continue
             value = to_value(feeds[name])
             if name in self._declared:

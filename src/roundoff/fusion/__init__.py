@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from roundoff.arguments import check_choice, check_flag
+from roundoff.arguments import check_choice
 
 from .editor import Editor
 from .options import TIERS, OptimizationOptions
@@ -63,7 +63,6 @@ def fuse(
     options: OptimizationOptions | str | None = "default+onnxruntime",
     *,
     static: Iterable[str] = (),
-    tf32: bool = False,
 ) -> tuple[onnx.ModelProto, Report]:
     """Rewrite a model with the rules of the tiers asked for, until none matches.
 
@@ -75,8 +74,6 @@ def fuse(
         A string stands for ``OptimizationOptions(patterns=...)``.
     static : iterable of str
         Inputs that rarely change (weights): products with them may be packed.
-    tf32 : bool
-        Whether float32 products on CUDA may round to TF32: some rules choose by it.
 
     Raises
     ------
@@ -106,19 +103,21 @@ def fuse(
     >>> report.nodes["exported"], len(fused.graph.node)
     (2, 1)
     """
-    check_flag("tf32", tf32)
     if not isinstance(options, OptimizationOptions):
         options = OptimizationOptions(options)
-    processor = options.processor or "CPU"
-    ours = "experimental" in options.tiers
-    if ours:
+    processor, tiers = options.processor or "CPU", list(options.tiers)
+    report = Report()
+    if "experimental" in tiers:
         from .experimental import missing
 
-        ours = missing(processor, options.interpret) is None
-    g = Editor(model, processor, static, tf32, ours, options.packed)
-    report = Report(nodes={"exported": g.count()})
+        why = missing(processor, options.interpret)
+        if why is not None:
+            tiers.remove("experimental")
+            report.refused["experimental", ""] = why
+    g = Editor(model, processor, static, "experimental" in tiers, options.packed)
+    report.nodes["exported"] = g.count()
     chosen: list[Rule] = []
-    for tier in options.tiers:
+    for tier in tiers:
         chosen += [r for r in rules(tier) if r.name != "FoldConstants" or options.constant_folding]
         again, rounds = True, 0
         while again:

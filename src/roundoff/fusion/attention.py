@@ -1,9 +1,12 @@
-"""Attention, of tier "onnxruntime": GroupQueryAttention where causal, else MultiHeadAttention."""
+"""Attention, of tier "onnxruntime": GroupQueryAttention where causal, else MultiHeadAttention.
+
+https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md defines both.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,13 +14,12 @@ import onnx_ir as ir
 
 from roundoff.dtypes import dtype_info
 
-from .editor import Dim, Editor, size_product, static
+from .editor import MICROSOFT, Dim, Editor, both_orders, size_product, static
 from .rule import Refusal, Rule
 
 __all__ = ["Attention", "PackedAttention", "RotaryAttention"]
 
-CONTRIB = "https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md#"
-MICROSOFT = "com.microsoft"
+BY_KEY = [0, 1, 3, 2]  # (batch, heads, key, head) <-> (batch, heads, head, key)
 BY_TOKEN = (0, 2, 1, 3)  # (batch, heads, sequence, head) <-> (batch, sequence, heads, head)
 
 
@@ -60,15 +62,12 @@ class Attention(Rule):
     (batch, heads). The sizes of batch and sequences may be symbolic; where there are fewer queries
     than keys (decoding with a cache), the operator is MultiHeadAttention. Of a single query and
     grouped heads, a group's heads become its queries: keys and values are left unrepeated.
+
+    Source: A. Vaswani et al., Attention is all you need, 2017, equation 1.
     """
 
     ops = ("MatMul",)
     tier = "onnxruntime"
-    source = (
-        "A. Vaswani et al., Attention is all you need, 2017, equation 1; "
-        + CONTRIB
-        + ("com.microsoft.MultiHeadAttention, com.microsoft.GroupQueryAttention")
-    )
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
         parts = find(g, node)
@@ -84,9 +83,8 @@ class Attention(Rule):
         floats |= {ir.DataType.BFLOAT16} if g.processor == "CUDA" else set()
         if dtype not in floats:
             raise Refusal(f"no kernel for {dtype} on the {g.processor}")
-        causal, mask = classify(g, parts.mask, shape, keys[2])
-        zeroed = parts.dead is not None and mask is not None and not has_keys(g, mask)
-        dead = _rows(g, parts, shape, node) if zeroed else None
+        causal, mask = classify(g, parts.mask, shape, keys[2], node)
+        dead = _dead_rows(g, parts, shape, node)
         # GroupQueryAttention needs whole 16-byte rows, and has no float32 kernel on CUDA: one of
         # ours takes it there.
         has_kernel = g.processor == "CPU" or dtype != ir.DataType.FLOAT or g.ours
@@ -96,9 +94,7 @@ class Attention(Rule):
         )
         if dead is not None:
             zero = g.initializer(np.zeros((), dtype.numpy()), "zero")
-            flat = g.emit(
-                "Where", [dead, zero, flat], node, shapes=[g.shape(flat)], like=flat, rule=self.name
-            )[0]
+            flat = g.emit("Where", [dead, zero, flat], node, shapes=[g.shape(flat)], like=flat)[0]
         batch, heads, length, head = shape
         out = g.reshape(flat, [batch, length, heads, head], node)
         g.replace(node.outputs[0], g.transpose(out, BY_TOKEN, node))
@@ -107,62 +103,19 @@ class Attention(Rule):
     def _plain(
         self, g: Editor, p: Parts, causal: bool, mask: ir.Value | None, at: ir.Node
     ) -> ir.Value:
-        batch, heads, length, head = g.shape(p.q) or ()
-        k, v = unrepeated(g, p.k), unrepeated(g, p.v)
-        one_query = g.processor == "CPU" and length == 1 and g.shape(k) == g.shape(v)
-        if one_query and not causal and (mask is None or (g.shape(mask) or ())[1] == 1):
-            return self._one_query(g, p, k, v, mask, at)
-        if length == 1 and not causal and k is not p.k and g.shape(k) == g.shape(v):
-            groups = (g.shape(k) or ())[1]
-            reaches, bias = _by_group(g, mask, batch, heads, groups, at)
-            if reaches:
-                return self._groups(g, p, k, v, bias, at)
+        _, heads, length, _ = g.shape(p.q) or ()
+        k, v = unrepeated(g, p)
+        shared = mask is None or (g.shape(mask) or ())[1] == 1  # by all heads
+        if length == 1 and not causal and shared and k is not p.k:
+            return self._groups(g, p, k, v, mask, at)
         if g.shape(p.k)[2] != length:  # type: ignore[index]
             # Of a cache, by head: as they lie.
             q, k, v = tokens(g, p.q, at), p.k, p.v
         else:
             q, k, v = (tokens(g, x, at) for x in (p.q, p.k, p.v))
         inputs = [q, k, v, None, None, mask] if mask is not None else [q, k, v]
-        return g.emit(
-            "MultiHeadAttention",
-            inputs,
-            at,
-            shapes=[[batch, length, heads * head]],
-            like=q,
-            domain=MICROSOFT,
-            rule=self.name,
-            num_heads=heads,
-            scale=p.scale,
-            unidirectional=int(causal),
-        )[0]
-
-    def _one_query(
-        self, g: Editor, p: Parts, k: ir.Value, v: ir.Value, mask: ir.Value | None, at: ir.Node
-    ) -> ir.Value:
-        """A decode step: two products over the cache as it lies, its heads not repeated."""
-        batch, heads, _, head = g.shape(p.q) or ()
-        groups, keys = (g.shape(k) or ())[1:3]
-        q = g.reshape(p.q, [batch, groups, heads // groups, head], at)
-        shape = [batch, groups, heads // groups, keys]
-        (scores,) = g.emit(
-            "FusedMatMul",
-            [q, k],
-            at,
-            shapes=[shape],
-            like=q,
-            domain=MICROSOFT,
-            rule=self.name,
-            transA=0,
-            transB=1,
-            alpha=p.scale,
-        )
-        if mask is not None:
-            (scores,) = g.emit("Add", [scores, mask], at, shapes=[shape], like=q, rule=self.name)
-        (weights,) = g.emit("Softmax", [scores], at, shapes=[shape], like=q, axis=-1)
-        (out,) = g.emit(
-            "MatMul", [weights, v], at, shapes=[[*shape[:3], head]], like=q, rule=self.name
-        )
-        return g.reshape(out, [batch, 1, heads * head], at)
+        more = {"num_heads": heads, "scale": p.scale, "unidirectional": int(causal)}
+        return same_shape(g, "MultiHeadAttention", inputs, at, **more)
 
     def _groups(
         self, g: Editor, p: Parts, k: ir.Value, v: ir.Value, mask: ir.Value | None, at: ir.Node
@@ -170,25 +123,25 @@ class Attention(Rule):
         """A decode step: each group of heads as a sequence of queries over keys as they lie.
 
         (batch, groups) becomes the batch, of one head: nothing is transposed or repeated.
+        MultiHeadAttention broadcasts a bias over batch and heads, not over queries: it is spread,
+        once for all layers that share it.
         """
         batch, heads, _, head = g.shape(p.q) or ()
         groups, keys = (g.shape(k) or ())[1:3]
         rows, each = size_product(batch, groups), heads // groups
         q = g.reshape(p.q, [rows, each, head], at)
         k, v = (g.reshape(x, [rows, 1, keys, head], at) for x in (k, v))
-        inputs = [q, k, v, None, None, mask] if mask is not None else [q, k, v]
-        (out,) = g.emit(
-            "MultiHeadAttention",
-            inputs,
-            at,
-            shapes=[[rows, each, head]],
-            like=q,
-            domain=MICROSOFT,
-            rule=self.name,
-            num_heads=1,
-            scale=p.scale,
-            unidirectional=0,
-        )
+        inputs: list[ir.Value | None] = [q, k, v]
+        if mask is not None:
+            texts = (g.shape(mask) or ())[0]
+            spread = [1, 1 if texts == 1 else groups, each, 1]
+            target = g.initializer(np.array(spread, np.int64), "spread")
+            wide = [[texts, *spread[1:3], keys]]
+            (bias,) = g.emit("Expand", [mask, target], at, shapes=wide, like=mask)
+            bias = g.reshape(bias, [1 if texts == 1 else rows, 1, each, keys], at)
+            inputs += [None, None, bias]
+        more = {"num_heads": 1, "scale": p.scale, "unidirectional": 0}
+        out = same_shape(g, "MultiHeadAttention", inputs, at, **more)
         return g.reshape(out, [batch, 1, heads * head], at)
 
     def _lengths(self, g: Editor, q: ir.Value, at: ir.Node) -> tuple[ir.Value, ir.Value]:
@@ -199,19 +152,17 @@ class Attention(Rule):
             return last, g.initializer(np.array([length], np.int32), "total_length")
         kind = ir.Value(name="", type=ir.TensorType(ir.DataType.INT32))
         (total,) = g.emit(
-            "Cast", [g.length(q, 2, at)], at, shapes=[[1]], like=kind, to=int(ir.DataType.INT32)
+            "Cast", [g.sizes(q, 2, 3, at)], at, shapes=[[1]], like=kind, to=int(ir.DataType.INT32)
         )
         one = g.initializer(np.array([1], np.int32), "one")
         (each,) = g.emit("Sub", [total, one], at, shapes=[[1]], like=total)
-        (last,) = g.emit("Expand", [each, g.length(q, 0, at)], at, shapes=[[batch]], like=each)
+        (last,) = g.emit("Expand", [each, g.sizes(q, 0, 1, at)], at, shapes=[[batch]], like=each)
         return last, total
 
     def _grouped(self, g: Editor, p: Parts, at: ir.Node) -> ir.Value:
         shape = g.shape(p.q) or ()
         batch, heads, length, head = shape
-        k, v = unrepeated(g, p.k), unrepeated(g, p.v)
-        if g.shape(k) != g.shape(v):
-            k, v = p.k, p.v
+        k, v = unrepeated(g, p)
         some = (g.shape(k) or shape)[1]
         last, total = self._lengths(g, p.q, at)
         inputs = [*(tokens(g, x, at) for x in (p.q, k, v)), None, None, last, total]
@@ -223,7 +174,6 @@ class Attention(Rule):
             shapes=[[batch, length, heads * head], present, present],
             like=p.q,
             domain=MICROSOFT,
-            rule=self.name,
             num_heads=heads,
             kv_num_heads=some,
             scale=p.scale,
@@ -232,39 +182,19 @@ class Attention(Rule):
         )
         # The operator returns what it attended to: keys and values need not be computed twice.
         for source, copy in ((k, outputs[1]), (v, outputs[2])):
-            if g.is_output(source):
+            if source.is_graph_output():
                 g.replace(source, copy, returned_only=True)
         return outputs[0]
 
 
-def _by_group(
-    g: Editor, mask: ir.Value | None, batch: Dim, heads: int, groups: int, at: ir.Node
-) -> tuple[bool, ir.Value | None]:
-    """(whether it can be said, the bias of one query for each group as a sequence of queries).
-
-    MultiHeadAttention broadcasts a bias over batch and heads, not over queries: it is spread here,
-    once for all layers that share it.
-    """
-    if mask is None:
-        return True, None
-    rows, some, _, keys = g.shape(mask) or ()
-    each = heads // groups
-    shape = [1 if rows == 1 and some == 1 else size_product(batch, groups), 1, each, keys]
-    if some == heads and rows == batch:
-        return True, g.reshape(mask, shape, at)
-    if some != 1:
-        return False, None
-    spread = [1, 1 if rows == 1 else groups, each, 1]
-    target = g.initializer(np.array(spread, np.int64), "spread")
-    (bias,) = g.emit(
-        "Expand",
-        [mask, target],
-        at,
-        shapes=[[rows, *spread[1:3], keys]],
-        like=mask,
-        rule="Attention",
-    )
-    return True, g.reshape(bias, shape, at)
+def same_shape(
+    g: Editor, op: str, inputs: Sequence[ir.Value | None], at: ir.Node, **attributes: Any
+) -> ir.Value:
+    """An operator of ONNX Runtime's whose output has the shape and type of its first input."""
+    first = inputs[0]
+    assert first is not None
+    shapes = [g.shape(first)]
+    return g.emit(op, inputs, at, shapes=shapes, like=first, domain=MICROSOFT, **attributes)[0]
 
 
 def find(g: Editor, node: ir.Node) -> Parts | None:
@@ -291,35 +221,14 @@ def find(g: Editor, node: ir.Node) -> Parts | None:
     if operands is None:
         return None
     q, turned, scale = operands
-    if dead is not None and not _shut_out(g, dead, mask):
-        raise Refusal("probabilities are replaced where the mask alone does not say so")
-    k = g.transpose(turned, [0, 1, 3, 2], node) if rank == 4 else turned
+    if rank != 4:
+        raise Refusal(f"scores of {rank} axes")
+    back = g.node(turned, "Transpose")
+    if back is not None and list(g.attribute(back, "perm") or ()) == BY_KEY:
+        k = back.inputs[0] or turned
+    else:
+        k = g.transpose(turned, BY_KEY, node)
     return Parts(q, k, v, scale, mask, dead)
-
-
-def _shut_out(g: Editor, dead: ir.Value, mask: ir.Value | None) -> bool:
-    """Whether *dead* are the rows that see no key: of those a mask leaves, they count none."""
-    rows, array = g.constant(dead), g.constant(mask)
-    if rows is not None and array is not None:
-        return np.array_equal(rows, np.isneginf(array.astype(np.float64)).all(-1, keepdims=True))
-    equal = g.node(dead, "Equal")
-    if equal is None or g.scalar(equal.inputs[1]) != 0:
-        return False
-    count = g.node(equal.inputs[0], "ReduceSum")
-    axes = g.ints(count.inputs[1]) if count is not None and len(count.inputs) > 1 else None
-    number = g.node(count.inputs[0], "Cast") if count is not None else None
-    rank = len(g.shape(mask) or ())
-    return number is not None and axes in ([-1], [rank - 1]) and _keeps(g, number.inputs[0], mask)
-
-
-def _keeps(g: Editor, seen: ir.Value | None, mask: ir.Value | None) -> bool:
-    """Whether *seen* says where an additive mask is not -inf."""
-    chosen = g.node(mask, "Where")
-    if chosen is not None and chosen.inputs[0] is seen:
-        return g.scalar(chosen.inputs[1]) == 0 and g.scalar(chosen.inputs[2]) == -math.inf
-    unseen = g.node(seen, "Not")
-    equal = g.node(unseen.inputs[0], "Equal") if unseen is not None else None
-    return equal is not None and equal.inputs[0] is mask and g.scalar(equal.inputs[1]) == -math.inf
 
 
 def _masked(g: Editor, value: ir.Value | None) -> tuple[ir.Value | None, ir.Value | None]:
@@ -327,7 +236,7 @@ def _masked(g: Editor, value: ir.Value | None) -> tuple[ir.Value | None, ir.Valu
     total = g.node(value, "Add")
     if total is None:
         return value, None
-    for scores, mask in (total.inputs, tuple(reversed(total.inputs))):
+    for scores, mask in both_orders(total):
         if _scores(g, scores) is not None:
             return scores, mask
     return value, None
@@ -353,7 +262,7 @@ def _unscaled(g: Editor, value: ir.Value | None) -> tuple[ir.Value | None, float
 
 
 def classify(
-    g: Editor, mask: ir.Value | None, shape: tuple[Any, ...], keys: Dim
+    g: Editor, mask: ir.Value | None, shape: tuple[Any, ...], keys: Dim, at: ir.Node
 ) -> tuple[bool, ir.Value | None]:
     """(exactly causal, bias): the mask as the operators take it."""
     if mask is None:
@@ -373,10 +282,7 @@ def classify(
     dims = (1,) * (4 - len(dims)) + dims
     if dims[0] not in (1, batch) or dims[1] not in (1, heads):
         raise Refusal(f"the mask is {dims}, scores are {(batch, heads, length, keys)}")
-    node = mask.producer() or _reader(mask)
-    if mask.producer() is None:
-        return False, g.reshape(mask, dims, node)
-    return False, mask if g.shape(mask) == dims else g.reshape(mask, dims, _reader(mask))
+    return False, g.reshape(mask, dims, at)
 
 
 def _is_lower(g: Editor, mask: ir.Value, length: Dim) -> bool:
@@ -395,10 +301,6 @@ def _is_lower(g: Editor, mask: ir.Value, length: Dim) -> bool:
         return False
     lowest = float(dtype_info(mask.dtype.numpy()).max) * -0.5
     return g.scalar(chosen.inputs[1]) == 0 and outside <= lowest
-
-
-def _reader(value: ir.Value) -> ir.Node:
-    return next(iter(value.uses())).node
 
 
 def is_causal(mask: np.ndarray, length: int) -> bool:
@@ -425,18 +327,15 @@ def is_causal(mask: np.ndarray, length: int) -> bool:
     return bool((mask[:, below] == 0).all() and (mask[:, ~below] <= lowest).all())
 
 
-def has_keys(g: Editor, mask: ir.Value) -> bool:
-    """Whether every row of a constant mask leaves at least one key."""
-    array = g.constant(mask)
-    return array is not None and bool(np.isfinite(array.astype(np.float64)).any(-1).all())
-
-
-def _rows(g: Editor, p: Parts, shape: tuple[Any, ...], at: ir.Node) -> ir.Value:
-    """Which rows see no key, (batch or 1, sequence, 1) of bool."""
+def _dead_rows(g: Editor, p: Parts, shape: tuple[Any, ...], at: ir.Node) -> ir.Value | None:
+    """Which rows are zero, (batch or 1, sequence, 1) of bool; None where there is none."""
+    array = g.constant(p.dead)
+    if p.dead is None or (array is not None and not array.any()):
+        return None
     batch, _, length, _ = shape
     dims = g.shape(p.dead)
-    if p.dead is None or dims is None or dims not in ((batch, 1, length, 1), (1, 1, length, 1)):
-        raise Refusal(f"rows without keys are zeroed, head by head: {dims}")
+    if dims not in ((batch, 1, length, 1), (1, 1, length, 1)):
+        raise Refusal(f"rows are zeroed head by head: {dims}")
     return g.reshape(p.dead, [dims[0], length, 1], at)
 
 
@@ -446,25 +345,25 @@ def tokens(g: Editor, x: ir.Value, at: ir.Node) -> ir.Value:
     return g.reshape(g.transpose(x, BY_TOKEN, at), [batch, length, heads * head], at)
 
 
-def unrepeated(g: Editor, x: ir.Value) -> ir.Value:
-    """Keys or values before each head was repeated for its group; *x* itself where it was not."""
-    node = g.node(x, "Transpose")
-    if node is not None and list(g.attribute(node, "perm") or ()) == [0, 1, 3, 2]:
-        twice = g.node(node.inputs[0], "Transpose")
-        if twice is not None and list(g.attribute(twice, "perm") or ()) == [0, 1, 3, 2]:
-            x = twice.inputs[0] or x
+def unrepeated(g: Editor, p: Parts) -> tuple[ir.Value, ir.Value]:
+    """Keys and values before each head was repeated for its group; as they are where not both."""
+    k, v = _narrow(g, p.k), _narrow(g, p.v)
+    return (k, v) if k is not None and v is not None and g.shape(k) == g.shape(v) else (p.k, p.v)
+
+
+def _narrow(g: Editor, x: ir.Value) -> ir.Value | None:
     merged = g.node(x, "Reshape")
     wide = g.node(merged.inputs[0], "Expand") if merged is not None else None
-    narrow = g.node(wide.inputs[0], "Reshape", "Unsqueeze") if wide is not None else None
-    if wide is None or narrow is None or narrow.inputs[0] is None:
-        return x
-    shapes = [g.shape(v) for v in (narrow.inputs[0], narrow.outputs[0], wide.outputs[0], x)]
-    small, thin, five, full = shapes
-    if small is None or thin is None or five is None or full is None or len(small) != 4:
-        return x
-    batch, some, length, head = small
-    grouped = thin == (batch, some, 1, length, head) and five[:2] == (batch, some)
-    return narrow.inputs[0] if grouped and five[3:] == (length, head) else x
+    thin = g.node(wide.inputs[0], "Reshape", "Unsqueeze") if wide is not None else None
+    if wide is None or thin is None:
+        return None
+    small, five = g.shape(thin.inputs[0]), g.shape(wide.outputs[0])
+    if small is None or five is None or len(small) != 4:
+        return None
+    batch, groups, length, head = small
+    grouped = g.shape(thin.outputs[0]) == (batch, groups, 1, length, head)
+    repeated = len(five) == 5 and (*five[:2], *five[3:]) == small
+    return thin.inputs[0] if grouped and repeated else None
 
 
 class RotaryAttention(Rule):
@@ -476,7 +375,6 @@ class RotaryAttention(Rule):
 
     ops = ("GroupQueryAttention",)
     tier = "onnxruntime"
-    source = CONTRIB + "com.microsoft.GroupQueryAttention"
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
         turned = [g.node(i, "RotaryEmbedding") for i in node.inputs[:2]]
@@ -494,7 +392,7 @@ class RotaryAttention(Rule):
         inputs = list(node.inputs)
         inputs[:2] = [t.inputs[0] for t in turned if t]
         inputs[7:] = turned[0].inputs[2:4]
-        again(g, node, inputs, self.name, do_rotary=1)
+        _again(g, node, inputs, do_rotary=1)
         return True
 
 
@@ -503,7 +401,6 @@ class PackedAttention(Rule):
 
     ops = ("GroupQueryAttention",)
     tier = "onnxruntime"
-    source = CONTRIB + "com.microsoft.GroupQueryAttention"
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
         whole = g.node(node.inputs[0], "Split")
@@ -511,25 +408,11 @@ class PackedAttention(Rule):
             return False
         if list(whole.outputs) != list(node.inputs[:3]):
             return False
-        again(g, node, [whole.inputs[0], None, None, *node.inputs[3:]], self.name)
+        _again(g, node, [whole.inputs[0], None, None, *node.inputs[3:]])
         return True
 
 
-def again(
-    g: Editor, node: ir.Node, inputs: list[ir.Value | None], rule: str, **changed: object
-) -> None:
+def _again(g: Editor, node: ir.Node, inputs: list[ir.Value | None], **changed: int) -> None:
     """The node once more, with other inputs and attributes, in place of itself."""
     attributes = {k: a.value for k, a in node.attributes.items()} | changed
-    shapes = [g.shape(o) for o in node.outputs]
-    outputs = g.emit(
-        node.op_type,
-        inputs,
-        node,
-        shapes=shapes,
-        like=list(node.outputs),
-        domain=node.domain,
-        rule=rule,
-        **attributes,
-    )
-    for old, new in zip(node.outputs, outputs, strict=True):
-        g.replace(old, new)
+    g.replace_by(node.outputs, node.op_type, inputs, node, node.domain, **attributes)

@@ -23,7 +23,6 @@ __all__ = [
     "SlicesToSplit",
 ]
 
-ONNX = "https://onnx.ai/onnx/operators/"
 #: Operators that give the same elements, in the same order, another shape.
 RELABEL = ("Reshape", "Unsqueeze", "Squeeze", "Flatten")
 INTEGERS = (ir.DataType.INT64, ir.DataType.INT32)
@@ -32,8 +31,8 @@ INTEGERS = (ir.DataType.INT64, ir.DataType.INT32)
 class FoldConstants(Rule):
     """Pattern: a node whose inputs are all constant. Becomes the constant.
 
-    Conditions: the value has no more elements than *most* (a constant is stored in the model);
-    a wide constant is only folded where it does not grow (Expand and ConstantOfShape stay).
+    Conditions: the value has at most 2**22 elements (a constant is stored in the model), or 4096
+    where the operator makes many of few (Expand, Tile, ConstantOfShape).
     """
 
     ops = ("Add", "Sub", "Mul", "Div", "Pow", "Neg", "Sqrt", "Reciprocal", "Cast", "Concat", "Cos",
@@ -41,21 +40,15 @@ class FoldConstants(Rule):
            "Transpose", "Where", "And", "Or", "Not", "Less", "LessOrEqual", "Greater",
            "GreaterOrEqual", "Equal", "Range", "Shape", "Expand", "Tile", "Trilu",
            "ConstantOfShape", "CumSum", "Max", "Min", "Identity", "Sum")  # fmt: skip
-    source = ONNX
-    most = 1 << 22
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
-        if node.op_type == "Identity" and g.is_output(node.outputs[0]):
+        if node.op_type == "Identity" and node.outputs[0].is_graph_output():
             return False  # a constant that the graph returns stays behind one
         size = g.size(node.outputs[0])
         if size is None or len(node.outputs) != 1 or not _all_constant(g, node):
             return False
-        widest = max(
-            [self.most if size <= 4096 else 0, *(g.size(i) or 0 for i in node.inputs if i)]
-        )
-        if size > min(self.most, widest) and node.op_type in ("Expand", "Tile", "ConstantOfShape"):
-            return False
-        if size > self.most:
+        grows = node.op_type in ("Expand", "Tile", "ConstantOfShape")
+        if size > (4096 if grows else 1 << 22):
             raise Refusal(f"{size} elements are too many to store")
         value = g.constant(node.outputs[0])
         if value is None:
@@ -95,7 +88,6 @@ class DropNoOps(Rule):
         "Add",
         "Sub",
     )
-    source = ONNX
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
         out, kept = node.outputs[0], self._kept(g, node)
@@ -107,7 +99,7 @@ class DropNoOps(Rule):
             return True
         if node.op_type != "Identity" and (before is None or before != shape):
             return False
-        copied = g.is_output(out) and (kept.producer() is None or g.is_output(kept))
+        copied = out.is_graph_output() and (kept.producer() is None or kept.is_graph_output())
         if copied and node.op_type == "Identity":
             return False  # an output that is an input, or another output: needs its copy
         g.replace(out, kept)
@@ -148,7 +140,6 @@ class MergeReshapes(Rule):
     """
 
     ops = RELABEL
-    source = ONNX + "onnx__Reshape.html"
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
         first = g.node(node.inputs[0], *RELABEL)
@@ -168,7 +159,6 @@ class MergeTransposes(Rule):
     """
 
     ops = ("Transpose",)
-    source = ONNX + "onnx__Transpose.html"
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
         perm, x = g.attribute(node, "perm"), node.inputs[0]
@@ -193,10 +183,11 @@ class ReshapedTranspose(Rule):
 
     ``Reshape(Transpose(Reshape(x)))`` becomes one Transpose, as in the keys of torch's exporter's
     scaled dot-product attention: (b, h, s, d) -> (b h, s, d) -> (b h, d, s) -> (b, h, d, s).
+
+    Source: torch.onnx, aten.scaled_dot_product_attention.
     """
 
     ops = ("Reshape",)
-    source = "torch.onnx, aten.scaled_dot_product_attention"
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
         middle = g.node(node.inputs[0], "Transpose")
@@ -227,7 +218,6 @@ class SlicesToSplit(Rule):
     """
 
     ops = ("Slice",)
-    source = ONNX + "onnx__Split.html"
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
         first = self._bounds(g, node)
@@ -251,26 +241,11 @@ class SlicesToSplit(Rule):
             at = end
         if at != shape[axis] or len(nodes) < 2:
             return False
-        self._split(g, x, axis, sizes, nodes, node)
-        return True
-
-    def _split(
-        self,
-        g: Editor,
-        x: ir.Value,
-        axis: int,
-        sizes: list[int],
-        nodes: list[ir.Node],
-        node: ir.Node,
-    ) -> None:
         earliest = next(n for n in g.graph if n in nodes)
-        shapes = [list(g.shape(n.outputs[0]) or ()) for n in nodes]
         lengths = g.initializer(np.array(sizes, dtype=np.int64), "lengths")
-        outputs = g.emit(
-            "Split", [x, lengths], earliest, shapes=shapes, like=x, axis=axis, rule=self.name
-        )
-        for piece, value in zip(nodes, outputs, strict=True):
-            g.replace(piece.outputs[0], value)
+        pieces = [n.outputs[0] for n in nodes]
+        g.replace_by(pieces, "Split", [x, lengths], earliest, axis=axis)
+        return True
 
     @staticmethod
     def _bounds(g: Editor, node: ir.Node) -> tuple[int, int, int] | None:

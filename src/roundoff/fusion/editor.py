@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 from collections.abc import Iterable, Sequence
@@ -17,23 +16,46 @@ from onnx_ir.passes.common import (
     RemoveUnusedNodesPass,
 )
 
-from roundoff.arguments import check_choice, check_flag, check_number
+from roundoff.arguments import check_choice, check_number
 from roundoff.errors import ArgumentError, ModelError
 from roundoff.graph.protos import captured
 
-__all__ = ["DOMAINS", "Dim", "Editor", "fresh_name", "reshape_target", "size_product", "static"]
+__all__ = [
+    "MICROSOFT",
+    "OURS",
+    "Dim",
+    "Editor",
+    "Refusal",
+    "both_orders",
+    "fresh_name",
+    "reshape_target",
+    "size_product",
+    "static",
+]
 
 #: A size: a number, or a symbolic one by name ("s0 + 1"): equal names are equal sizes.
 Dim = int | str
 
-#: Domain -> version, of every operator that a rule may emit.
-DOMAINS = {"com.microsoft": 1, "roundoff": 1}
+#: Domains of the operators that ONNX Runtime adds, and of kernels of ours.
+MICROSOFT, OURS = "com.microsoft", "roundoff"
 # Values past this many elements are never computed at rewriting time.
 _LARGEST = 1 << 26
 _RANDOM = {
     *("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli"),
     *("Multinomial", "Dropout", "BiasDropout", "BitmaskDropout", "BitmaskBiasDropout"),
 }
+
+
+class Refusal(Exception):  # noqa: N818 - a condition that is not met is no error
+    """Raised by a rule that sees its pattern, but not all of its conditions.
+
+    Examples
+    --------
+    >>> raise Refusal("the weight is no constant")
+    Traceback (most recent call last):
+    ...
+    roundoff.fusion.editor.Refusal: the weight is no constant
+    """
 
 
 def _check_model(proto: Any) -> None:
@@ -69,8 +91,6 @@ class Editor:
     static : iterable of str
         Inputs that rarely change between runs (weights): what depends on them alone may be
         precomputed.
-    tf32 : bool
-        Whether float32 products on CUDA may round to TF32.
     ours : bool
         Whether kernels of ours will take what ONNX Runtime has no kernel for.
     packed : float
@@ -94,14 +114,12 @@ class Editor:
         proto: onnx.ModelProto,
         processor: str = "CPU",
         static: Iterable[str] = (),
-        tf32: bool = False,
         ours: bool = False,
         packed: float = math.inf,
     ) -> None:
         _check_model(proto)
         check_choice("processor", processor, ("CPU", "CUDA"))
         check_number("packed", packed, 0, finite=False)
-        check_flag("tf32", tf32)
         if isinstance(static, str) or not isinstance(static, Iterable):
             raise ArgumentError("static", got=repr(static), expected="names of inputs, in a list")
         # From bytes: ir.from_proto shares tensors with the proto it is given.
@@ -109,7 +127,7 @@ class Editor:
         self.graph = self.model.graph
         self.processor = processor
         self.static = set(static)
-        self.tf32, self.ours, self.packed = tf32, ours, packed
+        self.ours, self.packed = ours, packed
         #: The widest packed weight for which there is room, in elements, once it is known.
         self.widest: int | None = None
         self.opset = self.model.opset_imports.get("", 20)
@@ -123,11 +141,8 @@ class Editor:
         self._constants: dict[ir.Value, np.ndarray | None] = {}
         self._static: dict[ir.Value, bool] = {}
         self._names = {v.name for v in self.graph.inputs} | set(self.graph.initializers)
-        self._original: set[str | None] = set()
         for node in self.graph:
             self._names.update(o.name for o in node.outputs)
-        self._original |= self._names
-        self._node_names = {n.name for n in self.graph}
 
     # Questions
 
@@ -192,31 +207,31 @@ class Editor:
                 )
         return self._static[value]
 
-    def is_output(self, value: ir.Value) -> bool:
-        """Whether the graph returns *value*."""
-        return value.is_graph_output()
-
     def uses(self, value: ir.Value) -> int:
         """How many nodes read *value*, one more where the graph returns it."""
-        return len(value.uses()) + self.is_output(value)
+        return len(value.uses()) + value.is_graph_output()
 
     def _compute(self, value: ir.Value) -> np.ndarray | None:
-        if value.const_value is not None and (
-            value.name in self.graph.initializers or value.producer() is not None
-        ):
+        if value.const_value is not None:
             return value.const_value.numpy()
-        node = value.producer()
-        size = self.size(value)
-        if node is None or size is None or size > _LARGEST or node.op_type in _RANDOM:
+        node, size = value.producer(), self.size(value)
+        if node is None or node.domain not in ("", "ai.onnx") or node.op_type in _RANDOM:
             return None
-        subgraph = any(a.type.name == "GRAPH" for a in node.attributes.values())
-        if node.domain not in ("", "ai.onnx") or subgraph:
+        if size is None or size > _LARGEST:
             return None
-        feeds = [self.constant(i) for i in node.inputs]
-        if any(f is None and i is not None for f, i in zip(feeds, node.inputs, strict=True)):
+        feeds = {i.name: self.constant(i) for i in node.inputs if i is not None and i.name}
+        if any(feed is None for feed in feeds.values()):
             return None
-        outputs = _evaluate(node, feeds, self.opset)
-        return outputs[list(node.outputs).index(value)]
+        from onnx.reference import ReferenceEvaluator
+
+        opsets = [onnx.helper.make_opsetid("", self.opset)]
+        alone = onnx.helper.make_function(
+            "one", "node", list(feeds), [value.name], [ir.to_proto(node)], opsets
+        )
+        try:
+            return np.asarray(ReferenceEvaluator(alone).run(None, feeds, attributes={})[0])
+        except Exception:  # a node it does not implement stays in the graph
+            return None
 
     # Changes
 
@@ -227,42 +242,65 @@ class Editor:
         before: ir.Node,
         *,
         shapes: Sequence[Sequence[Dim] | None],
-        like: ir.Value | Sequence[ir.Value],
+        like: ir.Value,
         domain: str = "",
-        rule: str = "",
         **attributes: Any,
     ) -> list[ir.Value]:
         """Insert a node; its outputs have *shapes* and the element type of *like*.
 
         An entry None of *shapes* leaves that optional output out. Returns all outputs.
         """
-        likes = [like] * len(shapes) if isinstance(like, ir.Value) else list(like)
-        outputs = []
-        for i, (shape, source) in enumerate(zip(shapes, likes, strict=True)):
-            if shape is None:
-                outputs.append(ir.Value(name=""))
-                continue
-            outputs.append(
-                ir.Value(
-                    name=self.fresh(f"{op}{i or ''}"),
-                    shape=ir.Shape(list(shape)),
-                    type=ir.TensorType(source.dtype),
-                )
-            )
-        node = ir.Node(
-            domain,
-            op,
-            list(inputs),
-            ir.convenience.convert_attributes(attributes),
-            outputs=outputs,
-            name=fresh_name(f"node_{op}", self._node_names),
-        )
-        if rule:
-            node.metadata_props["roundoff.rule"] = rule
-        self.graph.insert_before(before, node)
-        if domain in DOMAINS:
-            self.model.opset_imports.setdefault(domain, DOMAINS[domain])
+        outputs = [
+            self._value(op, shape, like.dtype) if shape is not None else ir.Value(name="")
+            for shape in shapes
+        ]
+        self._insert(op, inputs, outputs, before, domain, attributes)
         return outputs
+
+    def replace_by(
+        self,
+        olds: Sequence[ir.Value | None],
+        op: str,
+        inputs: Sequence[ir.Value | None],
+        before: ir.Node,
+        domain: str = "",
+        **attributes: Any,
+    ) -> None:
+        """Insert a node whose outputs take the place of *olds*: of their shapes and types.
+
+        An entry None leaves that optional output out.
+        """
+        outputs = [
+            self._value(op, old.shape, old.dtype) if old is not None else ir.Value(name="")
+            for old in olds
+        ]
+        self._insert(op, inputs, outputs, before, domain, attributes)
+        for old, new in zip(olds, outputs, strict=True):
+            if old is not None:
+                self.replace(old, new)
+
+    def _value(
+        self, name: str, shape: Sequence[Any] | ir.Shape | None, dtype: ir.DataType | None
+    ) -> ir.Value:
+        return ir.Value(
+            name=self.fresh(name),
+            shape=None if shape is None else ir.Shape(shape),
+            type=None if dtype is None else ir.TensorType(dtype),
+        )
+
+    def _insert(
+        self,
+        op: str,
+        inputs: Sequence[ir.Value | None],
+        outputs: Sequence[ir.Value],
+        before: ir.Node,
+        domain: str,
+        attributes: dict[str, Any],
+    ) -> None:
+        made = ir.convenience.convert_attributes(attributes)
+        self.graph.insert_before(before, ir.Node(domain, op, inputs, made, outputs=outputs))
+        if domain:
+            self.model.opset_imports.setdefault(domain, 1)
 
     def initializer(self, array: np.ndarray, name: str = "const") -> ir.Value:
         """A new constant."""
@@ -280,44 +318,28 @@ class Editor:
 
         Raises
         ------
-        ModelError
-            Two sizes or more are symbolic, and neither stays where it is nor is one of *value*'s.
+        Refusal
+            Two sizes or more are symbolic, and do not stay where they are.
         """
         own = self.shape(value)
         if own == tuple(shape):
             return value
         numbers = reshape_target(own or (), shape)
-        if numbers is not None:
-            target = self.initializer(np.array(numbers, dtype=np.int64), "shape")
-        else:
-            target = self.sizes(value, shape, before)
+        if numbers is None:
+            raise Refusal(f"no Reshape makes {shape} of {own}")
+        target = self.initializer(np.array(numbers, dtype=np.int64), "shape")
         return self.emit("Reshape", [value, target], before, shapes=[shape], like=value)[0]
 
-    def sizes(self, value: ir.Value, shape: Sequence[Dim], before: ir.Node) -> ir.Value:
-        """Sizes as an int64 vector; symbolic ones are read from *value*, which must have them."""
-        if static(*shape):
-            return self.initializer(np.array(shape, dtype=np.int64), "shape")
-        own, parts = self.shape(value) or (), []
-        for size in shape:
-            if isinstance(size, int):
-                parts.append(self.initializer(np.array([size], dtype=np.int64), "size"))
-                continue
-            if size not in own:
-                raise ModelError("a size that the value has not", got=size, expected=str(own))
-            parts.append(self.length(value, own.index(size), before))
-        if len(parts) == 1:
-            return parts[0]
-        return self.emit("Concat", parts, before, shapes=[[len(parts)]], like=parts[0], axis=0)[0]
-
-    def length(self, value: ir.Value, axis: int, before: ir.Node) -> ir.Value:
-        """One size of *value*, int64 of shape (1,)."""
-        size = (self.shape(value) or ())[axis]
-        if isinstance(size, int):
-            return self.initializer(np.array([size], dtype=np.int64), "size")
+    def sizes(self, value: ir.Value, start: int, end: int, before: ir.Node) -> ir.Value:
+        """The sizes of some axes of *value*, an int64 vector."""
+        some = (self.shape(value) or ())[start:end]
+        if static(*some):
+            return self.initializer(np.array(some, dtype=np.int64), "sizes")
         kind = ir.Value(name="", type=ir.TensorType(ir.DataType.INT64))
-        return self.emit(
-            "Shape", [value], before, shapes=[[1]], like=kind, start=axis, end=axis + 1
-        )[0]
+        (made,) = self.emit(
+            "Shape", [value], before, shapes=[[len(some)]], like=kind, start=start, end=end
+        )
+        return made
 
     def transpose(self, value: ir.Value, perm: Sequence[int], before: ir.Node) -> ir.Value:
         """*value* with its axes in another order."""
@@ -330,32 +352,23 @@ class Editor:
     def replace(self, old: ir.Value, new: ir.Value, *, returned_only: bool = False) -> None:
         """Let every reader of *old*, the graph's outputs included, read *new*.
 
-        A value that a rule introduced takes the name of what it stands for: by their names the
-        graphs before and after are compared. With *returned_only* the nodes keep reading *old*, and
-        the graph returns *new*.
+        With *returned_only* the nodes keep reading *old*, and the graph returns *new*.
         """
-        for node, index in list(old.uses()) if not returned_only else ():
-            node.replace_input_with(index, new)
-        if self.is_output(old):
-            # An input or another output keeps its name, so a copy carries this one.
-            if new.producer() is None or self.is_output(new):
-                last = old.producer()
-                assert last is not None
-                copy = self.emit("Identity", [new], last, shapes=[()], like=new)[0]
-                copy.shape, new = new.shape, copy
-            self._take_name(old, new)
-            for i, output in enumerate(self.graph.outputs):
-                if output is old:
-                    self.graph.outputs[i] = new
+        if not returned_only:
+            for node, index in list(old.uses()):
+                node.replace_input_with(index, new)
+        if not old.is_graph_output():
             return
-        fresh = new.producer() is not None and new.name not in self._original
-        if fresh and old.name in self._original and not returned_only:
-            self._take_name(old, new)
-
-    def _take_name(self, old: ir.Value, new: ir.Value) -> None:
-        name = old.name
-        old.name = self.fresh(f"{name}_was")
+        last = old.producer()
+        if last is not None and (new.producer() is None or new.is_graph_output()):
+            # An input or another output keeps its name, so a copy carries this one.
+            (copy,) = self.emit("Identity", [new], last, shapes=[()], like=new)
+            copy.shape, new = new.shape, copy
+        name, old.name = old.name, self.fresh(f"{old.name}_was")
         new.name = name
+        for i, output in enumerate(self.graph.outputs):
+            if output is old:
+                self.graph.outputs[i] = new
 
     def clean(self) -> None:
         """Drop what nothing reads, and restore the order of the nodes."""
@@ -373,15 +386,9 @@ class Editor:
             return False
         self.clean()
         equal = ir.passes.Sequential(
-            DeduplicateInitializersPass(16), CommonSubexpressionEliminationPass()
+            DeduplicateInitializersPass(1 << 16), CommonSubexpressionEliminationPass()
         )
-        log = logging.getLogger("onnx_ir")  # it warns of an initializer that is an input, too
-        level = log.level
-        log.setLevel(logging.ERROR)
-        try:
-            return bool(equal(self.model).modified)
-        finally:
-            log.setLevel(level)
+        return bool(equal(self.model).modified)
 
     def fresh(self, name: str) -> str:
         """A value's name that the graph does not use yet."""
@@ -394,10 +401,12 @@ class Editor:
     def proto(self) -> onnx.ModelProto:
         """The graph as it now is, as a new proto."""
         self.clean()
-        used = {n.domain for n in self.graph}
-        for domain in [d for d in self.model.opset_imports if d and d not in used]:
-            del self.model.opset_imports[domain]
         return ir.to_proto(self.model)
+
+
+def both_orders(node: ir.Node) -> list[tuple[ir.Value | None, ...]]:
+    """The operands of a node that commutes, either way round."""
+    return [tuple(node.inputs), tuple(reversed(node.inputs))]
 
 
 def static(*sizes: Any) -> bool:
@@ -459,26 +468,3 @@ def fresh_name(name: str, taken: set[Any]) -> str:
         candidate = f"{name}_{i}"
     taken.add(candidate)
     return candidate
-
-
-def _evaluate(
-    node: ir.Node, feeds: Sequence[np.ndarray | None], opset: int
-) -> list[np.ndarray | None]:
-    """One ONNX node in NumPy, by ONNX's reference evaluator; Nones where it cannot."""
-    from onnx.reference import ReferenceEvaluator
-
-    proto = ir.to_proto(node)
-    names = [i for i in proto.input if i]
-    graph = onnx.helper.make_graph(
-        [proto],
-        "one",
-        [onnx.ValueInfoProto(name=n) for n in dict.fromkeys(names)],
-        [onnx.ValueInfoProto(name=n) for n in proto.output if n],
-    )
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)])
-    known = {i: f for i, f in zip(proto.input, feeds, strict=True) if i}
-    try:
-        outputs = iter(ReferenceEvaluator(model).run(None, known))
-        return [np.asarray(next(outputs)) if o else None for o in proto.output]
-    except Exception:  # a node it does not implement stays in the graph
-        return [None] * len(proto.output)

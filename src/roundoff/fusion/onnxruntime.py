@@ -1,4 +1,7 @@
-"""Tier "onnxruntime": operators that ONNX Runtime adds to ONNX (domain ``com.microsoft``)."""
+"""Tier "onnxruntime": operators that ONNX Runtime adds to ONNX (domain ``com.microsoft``).
+
+https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md defines them.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from .attention import Attention, PackedAttention, RotaryAttention
-from .editor import Editor, size_product, static
+from .attention import Attention, PackedAttention, RotaryAttention, same_shape
+from .editor import MICROSOFT, Editor, both_orders, size_product, static
 from .rule import Refusal, Rule
 
 __all__ = [
@@ -25,8 +28,8 @@ __all__ = [
     "TransposedProduct",
 ]
 
-CONTRIB = "https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md#"
-MICROSOFT = "com.microsoft"
+#: Attributes of FusedMatMul of a transposed second operand.
+TRANSPOSED: dict[str, Any] = {"transA": 0, "transB": 1, "alpha": 1.0}
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
@@ -44,42 +47,35 @@ class RmsNorm(Rule):
     Becomes SimplifiedLayerNormalization. A cast of a 16-bit x up to float32 and back before the
     product with w goes with it: the operator computes in float32 inside.
     Conditions: w has the last axis' length, and the type of x.
+
+    Source: B. Zhang, R. Sennrich, Root Mean Square Layer Normalization, 2019.
     """
 
     ops = ("Mul",)
     tier = "onnxruntime"
-    source = (
-        "B. Zhang, R. Sennrich, Root Mean Square Layer Normalization, 2019; "
-        + CONTRIB
-        + ("com.microsoft.SimplifiedLayerNormalization")
-    )
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
-        for normed, weight in (node.inputs, tuple(reversed(node.inputs))):
+        for normed, weight in both_orders(node):
             inner = uncast(g, normed)
             parts = self._normed(g, inner)
-            if parts is None or normed is None or weight is None:
+            if parts is None or weight is None:
                 continue
             wide, epsilon = parts
             x = uncast(g, wide, ir.DataType.FLOAT) if normed is not inner else wide
-            shape = g.shape(x)
+            shape, (out,) = g.shape(x), node.outputs
             if x is None or shape is None or g.shape(weight) != shape[-1:]:
                 raise Refusal(f"the weight's shape is {g.shape(weight)}, not the last axis alone")
-            out = node.outputs[0]
             if not x.dtype == weight.dtype == out.dtype:
                 raise Refusal(f"types differ: x {x.dtype}, weight {weight.dtype}, out {out.dtype}")
-            outputs = g.emit(
+            g.replace_by(
+                [out],
                 "SimplifiedLayerNormalization",
                 [x, weight],
                 node,
-                shapes=[shape],
-                like=x,
                 axis=-1,
                 epsilon=epsilon,
                 stash_type=1,
-                rule=self.name,
             )
-            g.replace(out, outputs[0])
             return True
         return False
 
@@ -122,7 +118,6 @@ class SkipRmsNorm(Rule):
 
     ops = ("SimplifiedLayerNormalization",)
     tier = "onnxruntime"
-    source = CONTRIB + "com.microsoft.SkipSimplifiedLayerNormalization"
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
         total = g.node(node.inputs[0], "Add")
@@ -134,35 +129,28 @@ class SkipRmsNorm(Rule):
             raise Refusal(f"the sum broadcasts: {g.shape(a)} + {g.shape(b)}")
         if g.processor == "CPU" and total.outputs[0].dtype == ir.DataType.BFLOAT16:
             raise Refusal("no bfloat16 kernel on the CPU")
-        normed = node.outputs[0]
-        shapes = [shape, None, None, shape]
-        outputs = g.emit(
+        g.replace_by(
+            [node.outputs[0], None, None, total.outputs[0]],
             "SkipSimplifiedLayerNormalization",
             [a, b, node.inputs[1]],
             node,
-            shapes=shapes,
-            like=normed,
-            domain=MICROSOFT,
-            rule=self.name,
-            epsilon=float(g.attribute(node, "epsilon", 1e-5)),
+            MICROSOFT,
+            epsilon=g.attribute(node, "epsilon", 1e-5),
         )
-        g.replace(total.outputs[0], outputs[3])
-        g.replace(normed, outputs[0])
         return True
 
 
 class Rotary(Rule):
     """Pattern: ``x cos + rotate_half(x) sin``. Becomes RotaryEmbedding.
 
-    cos and sin are of ``Concat(f, f)``, perhaps scaled, cast and given axes of one: the operator
-    takes the half table. Conditions: x is (batch, heads, sequence, head), all of it rotated.
+    cos and sin are of ``Concat(f, f)``, perhaps cast and given axes of one: the operator takes the
+    half table. Conditions: x is (batch, heads, sequence, head), all of it rotated.
+
+    Source: J. Su et al., RoFormer, 2021, equation 34.
     """
 
     ops = ("Add",)
     tier = "onnxruntime"
-    source = (
-        "J. Su et al., RoFormer, 2021, equation 34; " + CONTRIB + ("com.microsoft.RotaryEmbedding")
-    )
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
         parts = self._parts(g, node)
@@ -192,17 +180,8 @@ class Rotary(Rule):
             if each
             else g.initializer(np.zeros(1, np.int64), "position_ids")
         )
-        rotated = g.emit(
-            "RotaryEmbedding",
-            [flat_x, ids, *flat],
-            node,
-            shapes=[[batch, length, heads * head]],
-            like=x,
-            domain=MICROSOFT,
-            rule=self.name,
-            interleaved=0,
-            num_heads=heads,
-        )[0]
+        inputs = [flat_x, ids, *flat]
+        rotated = same_shape(g, "RotaryEmbedding", inputs, node, interleaved=0, num_heads=heads)
         back = g.reshape(rotated, [batch, length, heads, head], node)
         g.replace(node.outputs[0], g.transpose(back, [0, 2, 1, 3], node))
         return True
@@ -213,7 +192,7 @@ class Rotary(Rule):
         if static(batch, length):
             ids = np.arange(batch * length).reshape(batch, length)
             return g.initializer(ids.astype(np.int64), "position_ids")
-        sizes = g.sizes(x, [batch, length], at)
+        sizes = g.sizes(x, 0, 2, at)
         (rows,) = g.emit("ReduceProd", [sizes], at, shapes=[[]], like=sizes, keepdims=0)
         zero, one = (g.initializer(np.array(i, np.int64), "number") for i in (0, 1))
         (flat,) = g.emit(
@@ -223,16 +202,14 @@ class Rotary(Rule):
 
     def _parts(self, g: Editor, node: ir.Node) -> tuple[ir.Value, ir.Value, ir.Value] | None:
         """(x, cos, sin) of the sum, whatever the order of its operands."""
-        for one, two in (node.inputs, tuple(reversed(node.inputs))):
+        for one, two in both_orders(node):
             straight, turned = g.node(one, "Mul"), g.node(two, "Mul")
             if straight is None or turned is None:
                 continue
-            for rotated, sin in (turned.inputs, tuple(reversed(turned.inputs))):
+            for rotated, sin in both_orders(turned):
                 x = self._half_turn(g, rotated)
-                if x is None or sin is None:
-                    continue
-                for same, cos in (straight.inputs, tuple(reversed(straight.inputs))):
-                    if same is x and cos is not None:
+                for same, cos in both_orders(straight):
+                    if x is not None and same is x and cos is not None and sin is not None:
                         return x, cos, sin
         return None
 
@@ -255,7 +232,7 @@ class Rotary(Rule):
 
     def _table(self, g: Editor, value: ir.Value | None, op: str, at: ir.Node) -> ir.Value | None:
         """The half of a table of cosines or sines: the same nodes over f instead of (f, f)."""
-        node = g.node(value, "Reshape", "Unsqueeze", "Cast", "Mul", op)
+        node = g.node(value, "Reshape", "Unsqueeze", "Cast", op)
         full = g.shape(value)
         if node is None or full is None or value is None:
             return None
@@ -275,10 +252,6 @@ class Rotary(Rule):
         before = self._table(g, source, op, at)
         if before is None or source is None:
             return None
-        if node.op_type == "Mul":
-            if g.scalar(node.inputs[1]) is None:
-                return None
-            return g.emit("Mul", [before, node.inputs[1]], at, shapes=[half], like=value)[0]
         if node.op_type == "Cast":
             to = int(g.attribute(node, "to"))
             return g.emit("Cast", [before], at, shapes=[half], like=value, to=to)[0]
@@ -302,7 +275,6 @@ class PackedRotary(Rule):
 
     ops = ("Split",)
     tier = "onnxruntime"
-    source = Rotary.source
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
         x, shape = node.inputs[0], g.shape(node.inputs[0])
@@ -311,14 +283,13 @@ class PackedRotary(Rule):
             return False
         if shape is None or len(shape) != 3 or not static(*shape) or shape[0] * shape[1] > self.few:
             raise Refusal(f"{shape}: more than {self.few} tokens, or a size that is not known")
-        cos, sin = next(iter(turned.values())).inputs[2:4]
-        table, tokens = g.shape(cos), shape[0] * shape[1]
-        rows = [self._rows(g, t, shape[:2]) for t in turned.values()]
-        row, same = rows[0], all(tuple(t.inputs[2:4]) == (cos, sin) for t in turned.values())
-        if row is None or not same or any(r is None or r.tolist() != row.tolist() for r in rows):
-            raise Refusal("the parts are rotated by different tables, or by rows of them that vary")
-        if table is None or not static(*table) or cos is None or sin is None:
-            raise Refusal(f"tables of {table}")
+        first = next(iter(turned.values()))
+        if any(t.inputs[1:] != first.inputs[1:] for t in turned.values()):
+            raise Refusal("the parts are rotated by different tables, or by other rows of them")
+        ids, cos, sin = first.inputs[1:4]
+        table, tokens, row = g.shape(cos), shape[0] * shape[1], self._rows(g, ids, shape[:2])
+        if table is None or not static(*table) or row is None or cos is None or sin is None:
+            raise Refusal(f"tables of {table}, or rows of them that vary")
         head = 2 * table[1]
         widths = [(g.shape(o) or (0,))[-1] for o in node.outputs]
         heads = [w // head for w in widths]
@@ -328,79 +299,45 @@ class PackedRotary(Rule):
             raise Refusal(f"parts of {widths}, heads of {head}")
         more = max(sum(heads) - table[0], 1)  # as many rows as "tokens", and one to stay as it is
         tables = [self._longer(g, t, more, fill, node) for t, fill in ((cos, 1), (sin, 0))]
-        ids = np.full((tokens, sum(heads)), table[0])
+        rows = np.full((tokens, sum(heads)), table[0])
         for i in turned:
             start = sum(heads[:i])
-            ids[:, start : start + heads[i]] = row.reshape(tokens, 1)
-        places = g.initializer(ids.astype(np.int64), "position_ids")
+            rows[:, start : start + heads[i]] = row.reshape(tokens, 1)
+        places = g.initializer(rows.astype(np.int64), "position_ids")
         flat = g.reshape(x, [tokens, sum(heads), head], node)
-        (whole,) = g.emit(
-            "RotaryEmbedding",
-            [flat, places, *tables],
-            node,
-            shapes=[g.shape(flat)],
-            like=x,
-            domain=MICROSOFT,
-            rule=self.name,
-            interleaved=0,
-            num_heads=1,
-        )
+        inputs = [flat, places, *tables]
+        whole = same_shape(g, "RotaryEmbedding", inputs, node, interleaved=0, num_heads=1)
         whole = g.reshape(whole, shape, node)
-        parts = g.emit(
-            "Split",
-            [whole, *node.inputs[1:]],
-            node,
-            axis=-1,
-            like=x,
-            rule=self.name,
-            shapes=[g.shape(o) for o in node.outputs],
-        )
-        for i, (old, new) in enumerate(zip(node.outputs, parts, strict=True)):
-            g.replace(turned[i].outputs[0] if i in turned else old, new)
+        parts = [turned[i].outputs[0] if i in turned else o for i, o in enumerate(node.outputs)]
+        g.replace_by(parts, "Split", [whole, *node.inputs[1:]], node, axis=-1)
         return True
 
     @staticmethod
     def _turned(g: Editor, part: ir.Value) -> ir.Node | None:
         """The RotaryEmbedding that alone reads a part."""
-        if g.uses(part) != 1 or g.is_output(part):
+        if g.uses(part) != 1 or part.is_graph_output():
             return None
         (use,) = part.uses()
-        plain = {"interleaved": 0, "rotary_embedding_dim": 0, "scale": 1.0, "is_packed_batching": 0}
-        alike = all(g.attribute(use.node, k, v) == v for k, v in plain.items())
-        return (
-            use.node if use.node.op_type == "RotaryEmbedding" and use.idx == 0 and alike else None
-        )
+        turns = use.node.op_type == "RotaryEmbedding" and use.idx == 0
+        plain = g.attribute(use.node, "interleaved", 0) == 0
+        alone = set(use.node.attributes) <= {"interleaved", "num_heads"}
+        return use.node if turns and plain and alone else None
 
     @staticmethod
-    def _rows(g: Editor, node: ir.Node, tokens: Sequence[int]) -> np.ndarray | None:
+    def _rows(g: Editor, ids: ir.Value | None, tokens: Sequence[int]) -> np.ndarray | None:
         """Each token's row of the tables."""
-        ids = g.constant(node.inputs[1])
-        if ids is None:
-            return None
-        return ids + np.arange(tokens[1]) + np.zeros((tokens[0], 1)) if ids.size == 1 else ids
+        start = g.constant(ids)
+        if start is None or start.size > 1:
+            return start
+        return start + np.arange(tokens[1]) + np.zeros((tokens[0], 1))
 
-    def _longer(self, g: Editor, table: ir.Value, more: int, fill: int, at: ir.Node) -> ir.Value:
-        """The table with rows that leave a number as it is; one for all layers."""
-        for use in table.uses():
-            known = use.node.metadata_props.get("roundoff.rule") == self.name
-            if (
-                known
-                and use.node.op_type == "Concat"
-                and g.size(use.node.outputs[0])
-                == (g.size(table) or 0) + more * (g.shape(table) or ())[1]
-            ):
-                return use.node.outputs[0]
+    @staticmethod
+    def _longer(g: Editor, table: ir.Value, more: int, fill: int, at: ir.Node) -> ir.Value:
+        """The table with rows that leave a number as it is."""
         rows, half = g.shape(table) or ()
         still = g.initializer(np.full((more, half), fill, table.dtype.numpy()), "still")
-        return g.emit(
-            "Concat",
-            [table, still],
-            at,
-            shapes=[[rows + more, half]],
-            like=table,
-            axis=0,
-            rule=self.name,
-        )[0]
+        shape = [rows + more, half]
+        return g.emit("Concat", [table, still], at, shapes=[shape], like=table, axis=0)[0]
 
 
 class SpreadLengths(Rule):
@@ -419,7 +356,6 @@ class SpreadLengths(Rule):
 
     ops = ("Expand",)
     tier = "onnxruntime"
-    source = "https://onnx.ai/onnx/operators/onnx__Expand.html"
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
         kind = self._kind(g, node)
@@ -432,31 +368,13 @@ class SpreadLengths(Rule):
         length, out = kind[0], node.outputs[0]
         ones = [g.reshape(n.inputs[0], [1], node) for n in nodes if n.inputs[0] is not None]
         shape = [len(nodes), length]
-        (joined,) = g.emit(
-            "Concat", ones, node, shapes=[shape[:1]], like=out, axis=0, rule=self.name
-        )
+        (joined,) = g.emit("Concat", ones, node, shapes=[shape[:1]], like=out, axis=0)
         column = g.reshape(joined, [len(nodes), 1], node)
-        (spread,) = g.emit(
-            "Expand",
-            [column, g.sizes(column, shape, node)],
-            node,
-            shapes=[shape],
-            like=out,
-            rule=self.name,
-        )
+        target = g.initializer(np.array(shape, np.int64), "shape")
+        (spread,) = g.emit("Expand", [column, target], node, shapes=[shape], like=out)
         flat = g.reshape(spread, [math.prod(shape)], node)
         lengths = g.initializer(np.full(len(nodes), length, np.int64), "lengths")
-        parts = g.emit(
-            "Split",
-            [flat, lengths],
-            node,
-            shapes=[[length]] * len(nodes),
-            like=out,
-            axis=0,
-            rule=self.name,
-        )
-        for old, new in zip(nodes, parts, strict=True):
-            g.replace(old.outputs[0], new)
+        g.replace_by([n.outputs[0] for n in nodes], "Split", [flat, lengths], node, axis=0)
         return True
 
     @staticmethod
@@ -473,18 +391,16 @@ class SpreadLengths(Rule):
 
 
 class Silu(Rule):
-    """Pattern: ``x * Sigmoid(x)``. Becomes QuickGelu with alpha one."""
+    """Pattern: ``x * Sigmoid(x)``. Becomes QuickGelu with alpha one.
+
+    Source: S. Elfwing et al., Sigmoid-weighted linear units, 2017.
+    """
 
     ops = ("Mul",)
     tier = "onnxruntime"
-    source = (
-        "S. Elfwing et al., Sigmoid-weighted linear units, 2017; "
-        + CONTRIB
-        + ("com.microsoft.QuickGelu")
-    )
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
-        for x, gate in (node.inputs, tuple(reversed(node.inputs))):
+        for x, gate in both_orders(node):
             sigmoid = g.node(gate, "Sigmoid")
             if sigmoid is None or x is None:
                 continue
@@ -492,20 +408,7 @@ class Silu(Rule):
                 raise Refusal("a sigmoid gate, but of another value")
             if g.processor == "CPU" and x.dtype == ir.DataType.BFLOAT16:
                 raise Refusal("no bfloat16 kernel on the CPU")
-            shape = g.shape(x)
-            if shape is None:
-                raise Refusal("the shape is not static")
-            outputs = g.emit(
-                "QuickGelu",
-                [x],
-                node,
-                shapes=[shape],
-                like=x,
-                domain=MICROSOFT,
-                rule=self.name,
-                alpha=1.0,
-            )
-            g.replace(node.outputs[0], outputs[0])
+            g.replace_by(node.outputs, "QuickGelu", [x], node, MICROSOFT, alpha=1.0)
             return True
         return False
 
@@ -518,7 +421,6 @@ class TransposedProduct(Rule):
 
     ops = ("MatMul",)
     tier = "onnxruntime"
-    source = CONTRIB + "com.microsoft.FusedMatMul"
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
         turned, a = g.node(node.inputs[1], "Transpose"), node.inputs[0]
@@ -530,22 +432,16 @@ class TransposedProduct(Rule):
             raise Refusal(f"the transpose is {perm}, not of the last two axes")
         if a.dtype not in FLOATS or (g.processor == "CPU" and a.dtype == ir.DataType.BFLOAT16):
             raise Refusal(f"no kernel for {a.dtype} on the {g.processor}")
-        shape = g.shape(node.outputs[0])
-        if shape is None or len(g.shape(a) or ()) < 2:
-            raise Refusal("the shape is not static, or the left operand is a vector")
-        outputs = g.emit(
+        if len(g.shape(a) or ()) < 2:
+            raise Refusal("the left operand is a vector, or of unknown shape")
+        g.replace_by(
+            node.outputs,
             "FusedMatMul",
             [a, turned.inputs[0]],
             node,
-            shapes=[shape],
-            like=a,
-            domain=MICROSOFT,
-            rule=self.name,
-            transA=0,
-            transB=1,
-            alpha=1.0,
+            MICROSOFT,
+            **TRANSPOSED,
         )
-        g.replace(node.outputs[0], outputs[0])
         return True
 
 
@@ -554,17 +450,18 @@ class PackedProducts(Rule):
 
     The packed weight is a Concat of the weights alone, so that it is computed once and again
     when a weight changes.
-    Conditions: FusedMatMul(transB=1) or MatMul of two-axis weights that rarely change; they are
-    narrow, or, on CUDA, there is room for a copy (:attr:`OptimizationOptions.packed`).
+    Conditions: FusedMatMul(transB=1) of two-axis weights that rarely change; they are narrow, or,
+    on CUDA, there is room for a copy (:attr:`OptimizationOptions.packed`).
+
+    Source: T. Dao et al., FlashAttention, 2022 (packed QKV); N. Shazeer, GLU variants, 2020.
     """
 
     #: Elements from which on the copy counts. There a CPU gains nothing: a product of one token
     #: takes 1.00 to 1.03 of the packed one's time, of 128 tokens 0.91 to 0.94.
     wide = 1 << 19
 
-    ops = ("FusedMatMul", "MatMul")
+    ops = ("FusedMatMul",)
     tier = "onnxruntime"
-    source = "T. Dao et al., FlashAttention, 2022 (packed QKV); N. Shazeer, GLU variants, 2020"
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
         x = node.inputs[0]
@@ -580,44 +477,37 @@ class PackedProducts(Rule):
             raise Refusal("wide weights are no faster packed on a CPU, and kept twice")
         elif size >= self.wide and size > self._widest(g):
             raise Refusal(f"packed weights may take {g.packed:.0%} of the weights' memory")
-        rows = 0 if node.op_type == "FusedMatMul" else 1
         shapes = [g.shape(n.outputs[0]) or () for n in nodes]
         sizes = [s[-1] for s in shapes]
-        weight = self._joined(g, [n.inputs[1] for n in nodes], rows, node)
-        product = g.emit(
-            node.op_type,
+        width = (g.shape(node.inputs[1]) or ())[-1]
+        weights = [n.inputs[1] for n in nodes]
+        (weight,) = g.emit("Concat", weights, node, shapes=[[sum(sizes), width]], like=x, axis=0)
+        (product,) = g.emit(
+            "FusedMatMul",
             [x, weight],
             node,
             shapes=[[*shapes[0][:-1], sum(sizes)]],
             like=x,
-            domain=node.domain,
-            rule=self.name,
-            **{k: a.value for k, a in node.attributes.items()},
-        )[0]
-        lengths = g.initializer(np.array(sizes, dtype=np.int64), "lengths")
-        parts = g.emit(
-            "Split", [product, lengths], node, shapes=shapes, like=x, axis=-1, rule=self.name
+            domain=MICROSOFT,
+            **TRANSPOSED,
         )
-        for old, new in zip(nodes, parts, strict=True):
-            g.replace(old.outputs[0], new)
+        lengths = g.initializer(np.array(sizes, dtype=np.int64), "lengths")
+        g.replace_by([n.outputs[0] for n in nodes], "Split", [product, lengths], node, axis=-1)
         return True
 
     def _beside(self, g: Editor, node: ir.Node) -> list[ir.Node]:
         """The products of one value that one product can be, in the graph's order."""
         (x, _, *_) = node.inputs
         assert x is not None
-        beside = {u.node for u in x.uses() if u.idx == 0 and u.node.op_type == node.op_type}
-        if len(beside) < 2:
-            return []
-        nodes = [n for n in g.graph if n in beside]
-        return [n for n in nodes if self._fits(g, n) and self._same(node, n)]
+        beside = {u.node for u in x.uses() if u.idx == 0 and self._fits(g, u.node)}
+        return [n for n in g.graph if n in beside] if len(beside) > 1 else []
 
     def _widest(self, g: Editor) -> int:
         """The widest group for which there is room, where narrower ones are packed first."""
         if g.widest is None:
             groups: dict[tuple[ir.Node, ...], int] = {}
             for node in g.graph:
-                if node.op_type in self.ops and self._fits(g, node):
+                if self._fits(g, node):
                     nodes = self._beside(g, node)
                     if len(nodes) > 1 and all(g.is_static(n.inputs[1]) for n in nodes):
                         groups[tuple(nodes)] = sum(g.size(n.inputs[1]) or 0 for n in nodes)
@@ -632,25 +522,9 @@ class PackedProducts(Rule):
 
     @staticmethod
     def _fits(g: Editor, node: ir.Node) -> bool:
-        two = len(g.shape(node.inputs[1]) or ()) == 2 and g.shape(node.outputs[0]) is not None
-        if node.op_type == "MatMul":
-            return two
-        return two and g.attribute(node, "transB", 0) == 1 and g.attribute(node, "transA", 0) == 0
-
-    @staticmethod
-    def _same(a: ir.Node, b: ir.Node) -> bool:
-        return {k: v.value for k, v in a.attributes.items()} == {
-            k: v.value for k, v in b.attributes.items()
-        }
-
-    def _joined(self, g: Editor, values: list[ir.Value | None], axis: int, at: ir.Node) -> ir.Value:
-        shapes = [list(g.shape(v) or ()) for v in values]
-        shapes[0][axis] = sum(s[axis] for s in shapes)
-        like = values[0]
-        assert like is not None
-        return g.emit(
-            "Concat", values, at, shapes=[shapes[0]], like=like, axis=axis, rule=self.name
-        )[0]
+        plain = {name: a.value for name, a in node.attributes.items()} == TRANSPOSED
+        two = plain and node.op_type == "FusedMatMul" and len(g.shape(node.inputs[1]) or ()) == 2
+        return two and g.shape(node.outputs[0]) is not None
 
 
 #: The rules of the tier, in the order in which they are tried; the default tier's come before.

@@ -11,21 +11,9 @@ import onnx_ir as ir
 from roundoff.arguments import check_whole
 from roundoff.errors import ArgumentError
 
-from .editor import Editor
+from .editor import Editor, Refusal
 
 __all__ = ["Matched", "Refusal", "Report", "Rule", "apply_rules"]
-
-
-class Refusal(Exception):  # noqa: N818 - a condition that is not met is no error
-    """Raised by a rule that sees its pattern, but not all of its conditions.
-
-    Examples
-    --------
-    >>> raise Refusal("the weight is no constant")
-    Traceback (most recent call last):
-    ...
-    roundoff.fusion.rule.Refusal: the weight is no constant
-    """
 
 
 class Rule:
@@ -37,8 +25,6 @@ class Rule:
         Operators of the node on which the rule is tried: the last node of its pattern.
     tier : str
         ``"default"``, ``"onnxruntime"`` or ``"experimental"``.
-    source : str
-        Where the replaced form and its replacement are defined.
 
     Examples
     --------
@@ -46,7 +32,6 @@ class Rule:
     ...     __doc__ = "Pattern: Neg of Neg. Becomes the input."
     ...
     ...     ops = ("Neg",)
-    ...     source = "https://onnx.ai/onnx/operators/onnx__Neg.html"
     ...
     ...     def rewrite(self, g, node):
     ...         inner = g.node(node.inputs[0], "Neg")
@@ -60,7 +45,6 @@ class Rule:
 
     ops: ClassVar[tuple[str, ...]] = ()
     tier: ClassVar[str] = "default"
-    source: ClassVar[str] = ""
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
         """Rewrite the pattern that ends in *node*; False where there is none.

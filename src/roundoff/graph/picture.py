@@ -213,8 +213,8 @@ def _render(boxes: list[_Box], label: str) -> str:
     return "\n".join([head, *parts, "</svg>"])
 
 
-def _short(text: str, limit: int = 30) -> str:
-    return text if len(text) <= limit else f"{text[: limit // 2 - 1]}…{text[-limit // 2 :]}"
+def _short(text: str) -> str:
+    return text if len(text) <= 30 else f"{text[:14]}…{text[-15:]}"
 
 
 def _edge(source: _Box, box: _Box, wide: float, out: float, name: str, dotted: bool) -> str:

@@ -88,9 +88,9 @@ def shape_of(proto: onnx.TypeProto) -> list[int | str] | None:
     ]
 
 
-def small_value(tensor: onnx.TensorProto, limit: int = 4) -> str | None:
-    """The values of a tensor of at most *limit* elements, as text; ``None`` for a larger one."""
-    if math.prod(tensor.dims) > limit or tensor.data_location == onnx.TensorProto.EXTERNAL:
+def small_value(tensor: onnx.TensorProto) -> str | None:
+    """The values of a tensor of at most four elements, as text; ``None`` for a larger one."""
+    if math.prod(tensor.dims) > 4 or tensor.data_location == onnx.TensorProto.EXTERNAL:
         return None
     values = onnx.numpy_helper.to_array(tensor).ravel()
     text = ",".join(map(str, values))

@@ -11,7 +11,6 @@ run waits for torch before and for ONNX Runtime after.
 
 from __future__ import annotations
 
-from .apart import run_apart
 from .binding import Binding, OrtSession
 from .sessions import available, session, torch_tf32
 from .tensors import from_ort, to_ort
@@ -21,7 +20,6 @@ __all__ = [
     "OrtSession",
     "available",
     "from_ort",
-    "run_apart",
     "session",
     "to_ort",
     "torch_tf32",

@@ -23,7 +23,7 @@ from roundoff.errors import (
     ShapeError,
     UnsupportedError,
 )
-from roundoff.evaluator import Node, TorchOnnxEvaluator
+from roundoff.evaluator import TorchOnnxEvaluator
 from roundoff.evaluator.values import to_value, type_name
 from roundoff.graph.protos import bodies, read
 from roundoff.localization import is_floating, localize, non_finite, scaled
@@ -353,7 +353,11 @@ def _elements(proto: onnx.ModelProto, feeds: Mapping[str, Any]) -> int:
 
 def _check_deterministic(evaluator: TorchOnnxEvaluator) -> None:
     """Refuse a model that draws, in its functions and in the bodies of its nodes, too."""
-    told = [f"{node.name!r} ({node.operator})" for node in evaluator.nodes if _draws(node)]
+    told = [
+        f"{node.name!r} ({node.operator})"
+        for node in evaluator.nodes
+        if _draws(node.proto, node.constants.get(2))
+    ]
     if told:
         raise UnsupportedError(
             "the model draws random numbers: what follows differs in every run, whichever runtime",
@@ -364,22 +368,12 @@ def _check_deterministic(evaluator: TorchOnnxEvaluator) -> None:
         )
 
 
-def _draws(node: Node) -> bool:
-    if any(_draws_within(body) for body in node.subgraphs.values()):
-        return True
-    if node.operator == "Dropout":  # in training alone
-        return node.has_input(2) and bool(node.constants.get(2, True))
-    return node.operator in _RANDOM
-
-
-def _draws_within(graph: onnx.GraphProto) -> bool:
-    """Whether the body of a node draws; a Dropout there counts where it has a training mode."""
-    return any(
-        node.op_type in _RANDOM
-        or (node.op_type == "Dropout" and len(node.input) > 2)
-        or any(_draws_within(body) for _, body in bodies(node))
-        for node in graph.node
-    )
+def _draws(node: onnx.NodeProto, training: Any = None) -> bool:
+    """Whether a node, or one of its bodies, draws; a Dropout may where *training* is not known."""
+    if node.op_type == "Dropout":
+        return len(node.input) > 2 and (training is None or bool(training))
+    inner = (n for _, body in bodies(node) for n in body.node)
+    return node.op_type in _RANDOM or any(_draws(n) for n in inner)
 
 
 def _held_against(calibration: Calibration, tolerance: CalibratedTolerance) -> CalibratedTolerance:

@@ -72,11 +72,6 @@ class Quantization:
     unmatched: int
     frame: pandas.DataFrame
 
-    @property
-    def explains(self) -> bool:
-        """Whether the float graph is the module's, to far less than what quantisation costs."""
-        return self.residual < 0.1 * self.total or self.residual < 1e-5
-
     def sentence(self) -> str:
         """What it costs, and where."""
         if math.isnan(self.total):
@@ -88,15 +83,11 @@ class Quantization:
             f"The model is quantised, which moves an output by {self.total:.2g} of its RMS in "
             f"float64 (against {self.against}): this is no rounding of a runtime."
         ]
-        if self.residual > 0 and self.unmatched:
+        if self.residual >= max(0.1 * self.total, 1e-5):
             texts.append(
-                f"Rounded weights that are no parameter of the module: {self.unmatched}. They "
-                f"stayed rounded: so the float graph is {self.residual:.2g} from the module."
-            )
-        elif self.residual > 0 and not self.explains:
-            texts.append(
-                f"The float graph itself is {self.residual:.2g} from the module, which "
-                "quantisation does not explain: look at the export."
+                f"The float graph itself is {self.residual:.2g} from the module ({self.unmatched} "
+                "rounded weights are no parameter of it, and stayed rounded): quantisation does "
+                "not explain this, look at the export."
             )
         if len(self.frame):
             most = self.frame.iloc[0]
@@ -207,7 +198,6 @@ def _parameter(
     """The parameter that a weight was before it was rounded."""
     integers, scale = constants[node.input[0]], constants[node.input[1]]
     zero = constants[node.input[2]] if len(node.input) > 2 else np.zeros_like(scale)
-    info = dtype_info(integers.dtype)
     if scale.ndim > 1:  # blocks
         return None
     if scale.size > 1:
@@ -215,21 +205,18 @@ def _parameter(
         shape = [1] * integers.ndim
         shape[attributes.get("axis", 1)] = scale.size
         scale, zero = scale.reshape(shape), zero.reshape(shape)
-    step = scale.astype(np.float64)
-    rounded = (integers.astype(np.float64) - zero.astype(np.float64)) * step
-    # Where its grid ended the weight may have been any number.
-    least = -info.max - 1 if info.kind == "int" else 0.0 if info.kind == "uint" else -info.max
-    wide = integers.astype(np.float64)
-    ends = (wide == info.max) | (wide == least)
-    near = [
-        array
-        for array in parameters
-        if array.shape == rounded.shape
-        and ((np.abs(array - rounded) <= _STEPS * step) | ends).all()
-    ]
+    grid, step, start = (x.astype(np.float64) for x in (integers, scale, zero))
+    info = dtype_info(integers.dtype)
+    least = {"int": -info.max - 1, "uint": 0.0}.get(info.kind, -info.max)
+    near = []
+    for array in parameters:
+        if array.shape == grid.shape:
+            apart = np.abs(np.clip(array / step + start, least, info.max) - grid)
+            if (apart <= _STEPS).all():
+                near.append((float(np.mean(apart**2)), array))
     if not near:
         return None
-    closest = min(near, key=lambda array: float(np.mean((array - rounded) ** 2)))
+    _, closest = min(near, key=lambda pair: pair[0])
     return np.ascontiguousarray(closest.astype(scale.dtype))
 
 

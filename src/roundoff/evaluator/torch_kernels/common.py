@@ -38,29 +38,25 @@ Factory = Callable[[Node], Function]
 
 #: The newest opset whose definitions the kernels implement.
 NEWEST = 28
-#: (domain, operator) -> version -> factory of its torch kernel, and the last version it is for.
-REGISTERED: dict[tuple[str, str], dict[int, tuple[Factory, int]]] = {}
+#: Operator -> version -> factory of its torch kernel.
+REGISTERED: dict[str, dict[int, Factory]] = {}
 
 
-def torch_kernel(
-    op_type: str, since: int, until: int = NEWEST, domain: str = ""
-) -> Callable[[Factory], Factory]:
-    """Register a factory ``node -> function`` for *op_type*, in these versions of it."""
+def torch_kernel(op_type: str, since: int) -> Callable[[Factory], Factory]:
+    """Register a factory ``node -> function`` for *op_type*, from this version of it on."""
 
     def register(factory: Factory) -> Factory:
-        REGISTERED.setdefault((domain, op_type), {})[since] = factory, until
+        REGISTERED.setdefault(op_type, {})[since] = factory
         return factory
 
     return register
 
 
-def torch_function(
-    op_type: str, since: int, until: int = NEWEST, domain: str = "", **attributes: Any
-) -> Callable[[Function], Function]:
+def torch_function(op_type: str, since: int, **attributes: Any) -> Callable[[Function], Function]:
     """Register a function of the inputs, and by keyword of these attributes with defaults."""
 
     def register(function: Function) -> Function:
-        @torch_kernel(op_type, since, until, domain)
+        @torch_kernel(op_type, since)
         def factory(node: Node) -> Function:
             given = {name: node.attribute(name, value) for name, value in attributes.items()}
             return functools.partial(function, **given) if given else function
@@ -72,10 +68,11 @@ def torch_function(
 
 def factory_of(node: Node) -> Factory | None:
     """The factory of the torch kernel for the node's version; None where there is none."""
-    known = REGISTERED.get((node.domain, node.op_type), {})
+    if node.domain or node.version > NEWEST:
+        return None
+    known = REGISTERED.get(node.op_type, {})
     since = max((version for version in known if version <= node.version), default=0)
-    factory, until = known.get(since, (None, 0))
-    return factory if node.version <= until else None
+    return known.get(since)
 
 
 def element_type(node: Node, onnx_type: int) -> torch.dtype:

@@ -44,10 +44,9 @@ def _gemm(
     return torch.addmm(c, a, b, beta=beta, alpha=alpha)
 
 
-@torch_kernel("Einsum", 12)
-def _einsum(node: Node) -> Function:
-    equation = node.attribute("equation").replace(" ", "")
-    return lambda *inputs: torch.einsum(equation, *inputs)
+@torch_function("Einsum", 12, equation="")
+def _einsum(*inputs: Tensor, equation: str) -> Tensor:
+    return torch.einsum(equation.replace(" ", ""), *inputs)
 
 
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}

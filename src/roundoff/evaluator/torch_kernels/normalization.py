@@ -32,7 +32,7 @@ def _layer_normalization(node: Node) -> Function:
             or stash not in (torch.float32, torch.float64)
             or (stash is torch.float64 and x.dtype is not stash)
         ):
-            return _layer_norm_by_steps(x, scale, bias, len(shape), epsilon, stash, several)
+            raise NotHandledError("a scale of another shape, or statistics of another type")
         if not several:
             return F.layer_norm(x, shape, scale, bias, epsilon)
         # float16 and bfloat16 are summed in float32 by the kernel, as stash_type=1 asks.
@@ -41,26 +41,6 @@ def _layer_normalization(node: Node) -> Function:
         return y, mean.reshape(kept).to(stash), inverse.reshape(kept).to(stash)
 
     return normalize
-
-
-def _layer_norm_by_steps(
-    x: Tensor,
-    scale: Tensor,
-    bias: Tensor | None,
-    axes: int,
-    epsilon: float,
-    stash: torch.dtype,
-    several: bool,
-) -> Any:
-    """The definition, step by step, for a scale of another shape."""
-    over, wide = list(range(-axes, 0)), x.to(stash)
-    mean = wide.mean(over, keepdim=True)
-    centred = wide - mean
-    inverse = torch.rsqrt((centred * centred).mean(over, keepdim=True) + epsilon)
-    y = (centred * inverse).to(x.dtype) * torch.broadcast_to(scale, x.shape)
-    if bias is not None:
-        y = y + torch.broadcast_to(bias, x.shape)
-    return (y, mean, inverse) if several else y
 
 
 @torch_kernel("BatchNormalization", 7)

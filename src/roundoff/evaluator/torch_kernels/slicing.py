@@ -15,22 +15,18 @@ from .common import (
     axis_of,
     ints,
     steering,
+    torch_function,
     torch_kernel,
 )
 
 
-@torch_kernel("Concat", 4)
-def _concat(node: Node) -> Function:
-    axis = node.attribute("axis")
-
-    def concat(*inputs: Tensor) -> Tensor:
-        rank = inputs[0].dim()
-        # torch.cat skips empty vectors whatever their rank.
-        if any(x.dim() != rank for x in inputs):
-            raise ShapeError("Concat", got=str([x.dim() for x in inputs]), expected="one rank")
-        return torch.cat(inputs, axis_of(axis, rank))
-
-    return concat
+@torch_function("Concat", 4, axis=None)
+def _concat(*inputs: Tensor, axis: int) -> Tensor:
+    rank = inputs[0].dim()
+    # torch.cat skips empty vectors whatever their rank.
+    if any(x.dim() != rank for x in inputs):
+        raise ShapeError("Concat", got=str([x.dim() for x in inputs]), expected="one rank")
+    return torch.cat(inputs, axis_of(axis, rank))
 
 
 def _sliced(

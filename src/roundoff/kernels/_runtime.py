@@ -35,6 +35,7 @@ from ..describe import lacking
 from ..errors import ArgumentError, UnsupportedError
 
 __all__ = [
+    "COMPILED",
     "Launch",
     "ceil_div",
     "check_device",
@@ -73,6 +74,10 @@ def interpreting() -> bool:
     True
     """
     return _INTERPRETING
+
+
+#: For kernels: what the interpreter cannot do is left out there.
+COMPILED = tl.constexpr(not _INTERPRETING)
 
 
 def _scalars_as_indices() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 import roundoff
-from roundoff.errors import ArgumentError, DtypeError, ShapeError, UnsupportedError
+from roundoff.errors import DtypeError, ShapeError, UnsupportedError
 from roundoff.kernels import (
     attention,
     interpreting,

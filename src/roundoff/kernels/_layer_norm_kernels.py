@@ -17,7 +17,7 @@ from __future__ import annotations
 import triton.language as tl
 import triton.language.extra.cuda as tlc
 
-from ._runtime import kernel, sum_along
+from ._runtime import COMPILED, kernel, sum_along
 
 #: The type of sums and products.
 ACC = tl.constexpr(tl.float32)
@@ -103,15 +103,16 @@ def forward(
     K: tl.constexpr,
     STAGES: tl.constexpr,
     HOLD: tl.constexpr,  # weight and bias stay in registers; else they come from the cache
+    AGAIN: tl.constexpr,  # convert once more for the result, too
+    CENTRED: tl.constexpr,
     HAS_W: tl.constexpr,
     HAS_B: tl.constexpr,
     KEEP: tl.constexpr,  # mean and rstd, for a backward
-    EXACT: tl.constexpr,  # for types as wide as the sums: a rounding of those would be seen
-    OPAQUE: tl.constexpr,
-    AGAIN: tl.constexpr,  # convert once more for the result, too
-    CENTRED: tl.constexpr,
 ):
     """Tiles of R whole rows: mean, then variance about it, then the result."""
+    # Of a type as wide as the sums: a rounding of those would be seen.
+    EXACT: tl.constexpr = X.dtype.element_ty == tl.float32
+    OPAQUE: tl.constexpr = COMPILED and not EXACT
     program = tl.program_id(0)
     programs = tl.num_programs(0)
     cols = tl.arange(0, P)[None, :]
@@ -198,10 +199,10 @@ def forward_wide(
     stride_x,
     EPS: tl.constexpr,
     P: tl.constexpr,
+    CENTRED: tl.constexpr,
     HAS_W: tl.constexpr,
     HAS_B: tl.constexpr,
     KEEP: tl.constexpr,
-    CENTRED: tl.constexpr,
 ):
     """For rows too wide for the registers: mean and squares of each chunk are merged."""
     row = tl.program_id(0).to(tl.int64)
@@ -269,17 +270,17 @@ def backward(
     HOLD: tl.constexpr,  # the weight stays in registers; else it is fetched with every row
     SHARED: tl.constexpr,  # the rows of a tile add to one sum per column
     FUSED: tl.constexpr,  # (x - mean) * rstd as one multiply-add
-    HAS_W: tl.constexpr,
-    PARTIALS: tl.constexpr,
-    OPAQUE: tl.constexpr,  # PACKED of the lesson
     PDL: tl.constexpr,  # the second stage may be launched before this one ends
     CENTRED: tl.constexpr,
+    HAS_W: tl.constexpr,
+    PARTIALS: tl.constexpr,
 ):
     """dx of every tile, and this program's share of dweight and dbias.
 
     Program p takes the tiles p, p + programs, … in that order: which rows a partial sum holds, and
     in what order, depends on the number of programs alone.
     """
+    OPAQUE: tl.constexpr = COMPILED and X.dtype.element_ty != tl.float32  # PACKED of the lesson
     program = tl.program_id(0)
     programs = tl.num_programs(0)
     cols = tl.arange(0, P)[None, :]
@@ -384,8 +385,8 @@ def backward_sums(
     stride_x,
     stride_dy,
     P: tl.constexpr,
-    HAS_W: tl.constexpr,
     CENTRED: tl.constexpr,
+    HAS_W: tl.constexpr,
 ):
     """The two sums that dx needs, for rows too wide for the registers: one row per program.
 
@@ -416,9 +417,9 @@ def backward_wide(
     DY,
     W,
     STATS,
-    SUMS,
     DX,
     PART,
+    SUMS,
     M,
     N,
     stride_x,
@@ -426,9 +427,9 @@ def backward_wide(
     tiles,
     R: tl.constexpr,
     P: tl.constexpr,
+    CENTRED: tl.constexpr,
     HAS_W: tl.constexpr,
     PARTIALS: tl.constexpr,
-    CENTRED: tl.constexpr,
 ):
     """dx and partial sums of P columns from the sums of the rows: x and dy are read again."""
     program = tl.program_id(0)

@@ -11,7 +11,7 @@ import contextlib
 import inspect
 import os
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -42,6 +42,7 @@ __all__ = [
     "check_tensor",
     "interpreting",
     "kernel",
+    "launch_of",
     "max_along",
     "min_along",
     "multiprocessors",
@@ -265,6 +266,18 @@ def _launcher(compiled: Any, constants: tuple[Any, ...]) -> Callable[..., None]:
             run(x, y, 1, stream, function, metadata, None, None, None, *arguments, *constants)
 
     return launch
+
+
+@lru_cache(4096)
+def launch_of(
+    kind: tuple[Any, ...],
+    function: Any,
+    index: int,
+    constants: tuple[Any, ...],
+    **options: Any,
+) -> Launch:
+    """The launch of a kernel for arguments of one kind: what compiles alike is analysed once."""
+    return Launch(function, index, constants, **options)
 
 
 _LAUNCHES: dict[Any, Launch] = {}

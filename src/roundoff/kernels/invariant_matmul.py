@@ -201,8 +201,8 @@ def matmul(
     The tile does not matter, nor do strides and alignment.
 
     In float32, which takes no TF32, one chain over thousands of values would err more than cuBLAS.
-    There each 16 values of K are a chain of fused multiply-adds from zero, each 16 chains are added up
-    in ascending order, and so are these sums.
+    There each 16 values of K are a chain of fused multiply-adds from zero, each 16 chains are added
+    up in ascending order, and so are these sums.
 
     On a CUDA device cuBLAS computes the chain of 16-bit types wherever a check shows that it does,
     a check for each shape, type, layout and number of rows when it is first seen; elsewhere a

@@ -59,8 +59,9 @@ def invariant(model: Any = None) -> Any:
     called. That needs no model, and costs tens of microseconds an operator.
     A context manager, for the thread that enters it; it may be nested. Within it,
 
-    - products (``mm``, ``addmm``, ``bmm``, ``mv``, ``linear``, and what torch makes of them) go to :func:`roundoff.kernels.matmul`; so do the experts of a mixture
-      (``grouped_mm``), one after another, which a CUDA graph cannot record,
+    - products (``mm``, ``addmm``, ``bmm``, ``mv``, ``linear``, and what torch makes of them) go to
+      :func:`roundoff.kernels.matmul`; so do the experts of a mixture (``grouped_mm``), one after
+      another, which a CUDA graph cannot record,
     - ``scaled_dot_product_attention`` goes to :func:`roundoff.kernels.attention`, with masks whose
       rows are a stretch of the keys. transformers reaches it as ``"sdpa"``, its
       default, or with ``model.set_attn_implementation("roundoff")``, which computes groups of heads
@@ -72,8 +73,9 @@ def invariant(model: Any = None) -> Any:
 
     What else a decoder does, torch computes; the tests hold it to the property. Operators that are
     known to lack it are refused: convolutions, recurrent layers, additions by index on CUDA and the
-    like. Float32 products take no TF32, whatever torch is told. A function made by :func:`torch.compile` runs uncompiled
-    within; the other way round, our two functions are opaque operators of a compiled graph.
+    like. Float32 products take no TF32, whatever torch is told. A function made by
+    :func:`torch.compile` runs uncompiled within; the other way round, our two functions are opaque
+    operators of a compiled graph.
 
     On a CPU the property holds for one number of threads.
 

@@ -31,7 +31,6 @@ except ImportError as error:  # pragma: no cover - the platform has no Triton
     ) from error
 
 from ..arguments import check_whole
-from ..describe import lacking
 from ..errors import ArgumentError, UnsupportedError
 
 __all__ = [
@@ -359,21 +358,15 @@ def check_device(device: torch.device, name: str) -> None:
 
 
 def check_tensor(x: Any, name: str) -> None:
-    """Check that this is a torch tensor whose values lie in memory, one beside the other.
+    """Check that this is a torch tensor.
 
     Raises
     ------
     ArgumentError
-        It is something else: a sparse, nested, quantised or masked tensor, or one without values.
-        Of the meta device :func:`check_device` tells.
+        It is something else.
     """
     if not isinstance(x, torch.Tensor):
         raise ArgumentError(name, got=type(x).__name__, expected="a torch tensor")
-    got = None if x.is_meta else lacking(x)
-    if got is None and (x.layout is not torch.strided or x.is_quantized):
-        got = f"a tensor of {x.dtype if x.is_quantized else x.layout}"
-    if got is not None:
-        raise ArgumentError(name, got=got, expected="a dense tensor with values")
 
 
 @contextlib.contextmanager

@@ -132,7 +132,7 @@ def attention(
     """
     try:
         _check(q, k, v)
-    except (AttributeError, RuntimeError):
+    except AttributeError:
         check_tensors(q=q, k=k, v=v)
         raise
     batch, _, queries, _ = q.shape

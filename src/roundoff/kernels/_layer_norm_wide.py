@@ -85,11 +85,10 @@ def put_share(
 ):
     """This program's share of the sums of xhat w g and of w g, as the halves of one integer."""
     x, dy, mean, rstd = values
-    shift = -mean * rstd
     s1 = tl.full(x[0].shape, 0.0, tl.float32)
     s2 = tl.full(x[0].shape, 0.0, tl.float32)
     for k in tl.static_range(K):
-        xhat = normalised(x[k], mean, rstd, shift, FUSED, CENTRED)
+        xhat = normalised(x[k], mean, rstd, FUSED, CENTRED)
         wg = dy[k].to(tl.float32)
         if HAS_W:
             w = weight[k] if HOLD else columns_at(W, k, P, cols, N)
@@ -157,14 +156,14 @@ def backward_shared(
     LINES: tl.constexpr,  # of 128 bytes that a program has of a row
     DEPTH: tl.constexpr,  # 1 or 2: rows between a share and its use
     HOLD: tl.constexpr,
-    FUSED: tl.constexpr,
     CENTRED: tl.constexpr,
     HAS_W: tl.constexpr,
     PARTIALS: tl.constexpr,
     FINISH: tl.constexpr,  # else shares alone are written
 ):
     """As ``backward``, of K P columns; which rows a partial sum has depends on `parts` alone."""
-    OPAQUE: tl.constexpr = COMPILED and X.dtype.element_ty != tl.float32
+    FUSED: tl.constexpr = X.dtype.element_ty != tl.float32
+    OPAQUE: tl.constexpr = COMPILED and FUSED
     share = tl.program_id(0) % J
     group = tl.program_id(0) // J
     cols = share * (K * P) + tl.arange(0, P)[None, :]
@@ -205,13 +204,12 @@ def backward_shared(
                 a, b = sums_of(SHARES, bits, row, J)
                 c1 = a / N * rstd
                 c2 = b / N * rstd
-                shift = -mean * rstd
             if FINISH and row < M:  # always, as in ``backward``
                 next_dw = ()
                 next_db = ()
                 for k in tl.static_range(K):
                     again = same_bits(x[k], zero, OPAQUE)
-                    xhat = normalised(again, mean, rstd, shift, FUSED, CENTRED)
+                    xhat = normalised(again, mean, rstd, FUSED, CENTRED)
                     g = same_bits(dy[k], zero, OPAQUE).to(tl.float32)
                     wg = g
                     if HAS_W:

@@ -279,8 +279,6 @@ class Backward:
         self.part = _empty((1 + centred, count, n), torch.float32, case.device)
         weighted = case.w_type is not None
         flags = (centred, weighted, sums)
-        # A single column is its own mean: nothing would remain but the rounding of the difference.
-        fused = case.dtype.itemsize == 2 and n > 1
         sizes = (m, n, *strides)
         self.counts: tuple[int, ...] = (*sizes, tiles, 0)
         self.grid, options, turns = (count, 1), _limited(tiling), [()]
@@ -299,7 +297,7 @@ class Backward:
             function, width = wide.backward_shared, tiling.piece * tiling.pieces
             lines = triton.next_power_of_2(-(-width * case.dtype.itemsize // 128))
             constants = (*tiling[1:3], tiling.shares, lines, tiling.stages, tiling.hold)
-            constants = (*constants, fused, *flags)
+            constants = (*constants, *flags)
             options["launch_cooperative_grid"] = not interpreting()
             # Where a program cannot wait for another a first launch writes all shares.
             turns = [(False,), (True,)] if interpreting() else [(True,)]
@@ -307,7 +305,7 @@ class Backward:
             # Whether each thread has the same columns in every row of a tile.
             shared = tiling.rows == 1 or tiling.piece * case.dtype.itemsize >= tiling.warps * 512
             function = kernels.backward
-            constants = (*tiling[:3], tiling.stages, tiling.hold, shared, fused)
+            constants = (*tiling[:3], tiling.stages, tiling.hold, shared)
             constants = (*constants, _early_launch(index), *flags)
         self.first = [
             launch_of(kind, function, index, (*constants, *turn), **options) for turn in turns

@@ -19,7 +19,6 @@ import torch
 try:
     import triton
     import triton.language as tl
-    from triton.runtime import interpreter
     from triton.runtime.interpreter import InterpretedFunction, interpreter_builder
 except ImportError as error:  # pragma: no cover - the platform has no Triton
     from ..errors import MissingDependencyError
@@ -79,24 +78,6 @@ def interpreting() -> bool:
 #: For kernels: what the interpreter cannot do is left out there.
 COMPILED = tl.constexpr(not _INTERPRETING)
 
-
-def _scalars_as_indices() -> None:
-    """Let a loop over a count run in Triton 3.6's interpreter under NumPy 2.5.
-
-    That interpreter holds a scalar as an array of one element, and NumPy 2.5 makes an integer only
-    of an array without dimensions. Triton 3.7 takes the element out itself.
-    """
-    original = interpreter._patch_lang_tensor
-
-    def patched(tensor: Any, scope: Any) -> None:
-        original(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    interpreter._patch_lang_tensor = patched
-
-
-if interpreting() and triton.__version__.startswith("3.6."):
-    _scalars_as_indices()
 
 _data_ptr = torch.Tensor.data_ptr
 _get_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)

@@ -22,7 +22,7 @@ So *levels* before the last number hold 78 − 2 COUNT + (levels − 1) (51 − 
 
 A program guesses a window from its first values, adds with one level, notes the largest and the
 smallest value, and looks at the end whether the guess held. If not it reads its values twice again,
-with three levels, whose window is half the range of float32 at least: first those of the lower half.
+with three levels, whose window is half the range of float32 at least.
 
 Lanes end with at most 2**51 units, so that 2**12 of them fit in 64 bits. Number *k* in memory
 counts units of 2**(32 k − 150): shifted to the next lower of these, a sum is cut into three parts

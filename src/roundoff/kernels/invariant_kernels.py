@@ -77,16 +77,11 @@ def product(
     xs = x + batch * stride_xb + tl.minimum(m, M - 1).to(tl.int64) * stride_xm
     ws = w + batch * stride_wb + tl.minimum(n, N - 1).to(tl.int64) * stride_wn
     k = tl.arange(0, DEPTH)
-    if SWAP:
-        acc = tl.full((COLUMNS, ROWS), 0.0, tl.float32)
-        left = ws[:, None] + k[None, :] * stride_wk
-        right = xs[None, :] + k[:, None] * stride_xk
-        step_left, step_right = DEPTH * stride_wk, DEPTH * stride_xk
-    else:
-        acc = tl.full((ROWS, COLUMNS), 0.0, tl.float32)
-        left = xs[:, None] + k[None, :] * stride_xk
-        right = ws[None, :] + k[:, None] * stride_wk
-        step_left, step_right = DEPTH * stride_xk, DEPTH * stride_wk
+    first, step_first = (ws, stride_wk) if SWAP else (xs, stride_xk)
+    second, step_second = (xs, stride_xk) if SWAP else (ws, stride_wk)
+    left = first[:, None] + k[None, :] * step_first
+    right = second[None, :] + k[:, None] * step_second
+    acc = tl.full((first.shape[0], second.shape[0]), 0.0, tl.float32)
     part = tl.full(acc.shape, 0.0, tl.float32)
     for start in range(0, K, DEPTH):
         if EVEN:
@@ -101,24 +96,17 @@ def product(
             part = tl.where(full, 0.0, part)
         else:
             acc = tl.dot(a, b, acc)
-        left += step_left
-        right += step_right
+        left += DEPTH * step_first
+        right += DEPTH * step_second
     if FLOAT:
         acc += part
-    inside_m, inside_n = m < M, n < N
-    base = y + batch * M * N
     if BIAS:
-        b = tl.load(bias + n, mask=inside_n, other=0.0).to(tl.float32)
-    if SWAP:
-        if BIAS:
-            acc += b[:, None]
-        at = base + m.to(tl.int64)[None, :] * N + n[:, None]
-        tl.store(at, acc.to(y.dtype.element_ty), mask=inside_m[None, :] & inside_n[:, None])
-    else:
-        if BIAS:
-            acc += b[None, :]
-        at = base + m.to(tl.int64)[:, None] * N + n[None, :]
-        tl.store(at, acc.to(y.dtype.element_ty), mask=inside_m[:, None] & inside_n[None, :])
+        b = tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)
+        acc += b[:, None] if SWAP else b[None, :]
+    row = m[None, :] if SWAP else m[:, None]
+    column = n[:, None] if SWAP else n[None, :]
+    at = y + batch * M * N + row.to(tl.int64) * N + column
+    tl.store(at, acc.to(y.dtype.element_ty), mask=(row < M) & (column < N))
 
 
 @kernel
@@ -153,9 +141,6 @@ def _short_sum(acc, p, v, start, rank, head, stride_vn, stride_vd, D: tl.constex
 
 @kernel
 def _stretch(
-    acc,
-    total,
-    most,
     queries,
     q,
     stride_qd,
@@ -188,6 +173,9 @@ def _stretch(
     FLOAT: tl.constexpr = queries.dtype == tl.float32
     d = tl.arange(0, D)
     inside_head = (d < head)[None, :]
+    acc = tl.full((queries.shape[0], D), 0.0, tl.float32)
+    total = tl.full((queries.shape[0], 16), 0.0, tl.float32)
+    most = tl.full((queries.shape[0],), float("-inf"), tl.float32)
     none = acc, total, most
     first_masked = begin
     if not FLOAT:  # its products take the time, and twice as long to compile twice
@@ -381,9 +369,6 @@ def attend(
     hi = tl.load(last + batch * queries + query, mask=there, other=0)
     k += batch * stride_kb + group * stride_kh
     v += batch * stride_vb + group * stride_vh
-    operands = tokens, places, stride_qd, k, v
-    layout = head, stride_kn, stride_kd, stride_vn, stride_vd, scale, scale_low
-    into = partial, stats
     acc = tl.full((ROWS, D), 0.0, tl.float32)
     total = tl.full((ROWS, 16), 0.0, tl.float32)
     most = tl.full((ROWS,), float("-inf"), tl.float32)
@@ -411,54 +396,39 @@ def attend(
         start = anchor + part * (each * SPLIT)
         stop = tl.where(apart, tl.minimum(end, start + each * SPLIT), end)
         # With several splits one loop over the tiles of all: loads go on across a split's end.
-        if MANY:
-            _stretch(
-                acc,
-                total,
-                most,
-                *operands,
-                start,
-                stop,
+        width = tl.maximum(stop - start, 1) if MANY else SPLIT
+        for split in range(start, stop, width):
+            acc_s, total_s, most_s = _stretch(
+                tokens,
+                places,
+                stride_qd,
+                k,
+                v,
+                split,
+                tl.minimum(stop, split + width),
                 least,
                 lo,
                 hi,
                 mine,
-                *layout,
-                *into,
+                head,
+                stride_kn,
+                stride_kd,
+                stride_vn,
+                stride_vd,
+                scale,
+                scale_low,
+                partial,
+                stats,
                 anchor,
                 count,
                 flat,
                 D,
                 TILE,
                 SPLIT,
-                True,
+                MANY,
             )
-        else:
-            for split in range(start, stop, SPLIT):
-                part_acc, part_total, part_most = _stretch(
-                    tl.full((ROWS, D), 0.0, tl.float32),
-                    tl.full((ROWS, 16), 0.0, tl.float32),
-                    tl.full((ROWS,), float("-inf"), tl.float32),
-                    *operands,
-                    split,
-                    tl.minimum(stop, split + SPLIT),
-                    least,
-                    lo,
-                    hi,
-                    mine,
-                    *layout,
-                    *into,
-                    anchor,
-                    count,
-                    flat,
-                    D,
-                    TILE,
-                    SPLIT,
-                    False,
-                )
-                acc, total, most = _ended(
-                    acc, total, most, part_acc, part_total, part_most, mine, FLOAT
-                )
+            if not MANY:
+                acc, total, most = _ended(acc, total, most, acc_s, total_s, most_s, mine, FLOAT)
         waiting = waiting & (lo != anchor)
         anchor = min_along(tl.where(waiting, lo, 2147483647), 0)
     # All columns are equal. A row that was refused ends below zero, and is no number.

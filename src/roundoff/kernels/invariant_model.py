@@ -39,13 +39,10 @@ _PLAIN = ("container", "dropout", "flatten", "padding", "activation")
 #: Modules among these that do not: softmax, whose order of additions depends on the layout.
 _COMPOSED = (
     torch.nn.MultiheadAttention, torch.nn.Softmax, torch.nn.LogSoftmax, torch.nn.Softmax2d,
-    torch.nn.Softmin,
+    torch.nn.Softmin, torch.nn.GLU,
 )  # fmt: skip
-#: Functions of one element. On a CPU the bits depend on the element's place in the tensor.
-_ELEMENTWISE = (
-    torch.nn.SiLU, torch.nn.GELU, torch.nn.Sigmoid, torch.nn.LogSigmoid, torch.nn.Tanh,
-    torch.nn.Mish, torch.nn.ELU, torch.nn.CELU, torch.nn.SELU, torch.nn.Softplus,
-)  # fmt: skip
+#: Where functions of one element are. On a CPU bits depend on the element's place in the tensor.
+_ELEMENTWISE = ("torch.nn.modules.activation", "transformers.activations")
 #: Names in the code of a module that computes by torch's functions, not by modules alone.
 _FUNCTIONS = frozenset(
     (
@@ -101,7 +98,7 @@ def put_in_place(model: torch.nn.Module, context: AbstractContextManager[Any]) -
     places = Places()
     chosen: list[tuple[torch.nn.Module, Any]] = []
     for name, module in model.named_modules():
-        if isinstance(module, _LACKING) and not _is_frozen(module):
+        if isinstance(module, _LACKING):
             places.lacking.append(name or type(module).__name__)
             continue
         forward = _forward_of(module)
@@ -141,12 +138,6 @@ def _within(context: AbstractContextManager[Any], forward: Any) -> Any:
     return run
 
 
-def _is_frozen(module: torch.nn.Module) -> bool:
-    """A norm over the batch that uses stored statistics computes each row alone."""
-    batch_norm = isinstance(module, torch.nn.modules.batchnorm._BatchNorm)
-    return batch_norm and not module.training and bool(module.track_running_stats)
-
-
 def _forward_of(module: torch.nn.Module) -> Any:
     """Our forward for a module; None where there is none."""
     cls = type(module)
@@ -159,9 +150,8 @@ def _forward_of(module: torch.nn.Module) -> Any:
     if cls.__name__.endswith("RMSNorm"):
         kind = vars(module)["_roundoff_kind"] = _kind_of(module)
         return None if kind is None else _rms_norm
-    if isinstance(module, _ELEMENTWISE) or cls.__module__ == "transformers.activations":
-        return None if list(module.parameters()) else _elementwise
-    return None
+    elementwise = cls.__module__ in _ELEMENTWISE and not isinstance(module, _COMPOSED)
+    return _elementwise if elementwise and not list(module.parameters()) else None
 
 
 def _computes(module: torch.nn.Module) -> bool:

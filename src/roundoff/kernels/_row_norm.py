@@ -46,8 +46,10 @@ def check(
     bias: Optional,
 ) -> None:
     """Raise for arguments that do not fit."""
-    given = {"x": x, "weight": weight, "bias": bias}
-    given = {name: t for name, t in given.items() if t is not None or name == "x"}
+    given = {"x": x}
+    for name, parameter in {"weight": weight, "bias": bias}.items():
+        if parameter is not None:
+            given[name] = parameter
     for name, t in given.items():
         check_tensor(t, name)
     if not all(isinstance(n, int) for n in shape):
@@ -157,6 +159,7 @@ class Case:
         kind = (self.columns, stride, self.dtype, self.w_type, self.b_type)
         flags = (centred, weight is not None, bias is not None)
         self.counts: tuple[int, ...] = (m, self.columns, stride)
+        constants: tuple[Any, ...]
         if tiling.pieces:
             function = kernels.forward
             constants = (float(eps), *tiling[:3], tiling.stages, tiling.hold, tiling.again, *flags)
@@ -281,8 +284,9 @@ class Backward:
         flags = (centred, weighted, sums)
         sizes = (m, n, *strides)
         self.counts: tuple[int, ...] = (*sizes, tiles, 0)
-        self.grid, options, turns = (count, 1), _limited(tiling), [()]
+        self.grid, options = (count, 1), _limited(tiling)
         constants: tuple[Any, ...]
+        turns: list[tuple[bool, ...]] = [()]
         if self.wide:
             add = (4096, centred, weighted)
             self.add = launch_of(kind, kernels.backward_sums, index, add, num_warps=16)
@@ -320,10 +324,11 @@ class Backward:
     def __call__(
         self, dy: Tensor, rows: Tensor, weight: Optional, stats: Tensor
     ) -> tuple[Tensor, Optional, Optional]:
-        dx, part, dw, db = self.dx(), stats, None, None
+        dx = self.dx()
+        made: tuple[Tensor, ...] = ()
         if self.sums:
             dw = self.dw()
-            db = self.db() if self.centred else dw
+            made = dw, self.db() if self.centred else dw
         if self.m:
             w = rows if weight is None else weight.contiguous()
             part = self.part() if self.sums else stats
@@ -337,10 +342,13 @@ class Backward:
             for launch in self.first:
                 launch(self.grid, tensors, self.counts)
             if self.sums:
-                self.second(self.second_grid, (part, dw, db), self.second_counts)
-        elif self.sums:
-            dw, db = dw.zero_(), db.zero_()
-        return dx, dw if self.given[0] else None, db if self.given[1] else None
+                self.second(self.second_grid, (part, *made), self.second_counts)
+        else:
+            for t in made:
+                t.zero_()
+        if not made:
+            return dx, None, None
+        return dx, made[0] if self.given[0] else None, made[1] if self.given[1] else None
 
 
 # --- autograd -------------------------------------------------------------------------------------
@@ -395,8 +403,10 @@ def norm(
     programs: int | None,
 ) -> Tensor:
     """A normalisation of the last dimensions, as the public functions describe it."""
-    several = isinstance(normalized_shape, (tuple, list))
-    shape: tuple[Any, ...] = tuple(normalized_shape) if several else (normalized_shape,)
+    if isinstance(normalized_shape, (tuple, list)):
+        shape: tuple[Any, ...] = tuple(normalized_shape)
+    else:
+        shape = (normalized_shape,)
     if torch.compiler.is_compiling():
         check(centred, shape, eps, programs, x, weight, bias)
         rows = x.reshape(-1, math.prod(shape))

@@ -18,7 +18,7 @@ from ._runtime import interpreting, kernel, run
 
 __all__ = ["LayerNorm", "layer_norms", "stream"]
 
-Tensors = tuple[torch.Tensor, ...]
+Tensors = tuple[torch.Tensor | None, ...]
 
 
 class LayerNorm(NamedTuple):

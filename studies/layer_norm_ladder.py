@@ -28,7 +28,7 @@ import triton.language as tl
 from roundoff.compare import digest
 from roundoff.kernels import interpreting, shuffled_programs
 from roundoff.kernels._norm_tilings import CHUNKS
-from roundoff.kernels._row_norm import LAYER, gradients_of
+from roundoff.kernels._row_norm import gradients_of
 from roundoff.kernels._runtime import multiprocessors
 from roundoff.kernels.ahead import Compile, compiled_ahead
 from roundoff.kernels.baselines import layer_norms, stream
@@ -176,7 +176,7 @@ def backward(name, dy, x, w, stats, piece=None):
     """dx (M, N), dw and db (N,), from the statistics of a forward."""
     if name in REAL:
         tiling = CHUNKS if name == "read twice" else None
-        return gradients_of(LAYER, dy, x, w, stats, w.dtype, w.dtype, 0, tiling)
+        return gradients_of(dy, x, w, w, stats, tiling=tiling)
     (m, n), dx = x.shape, torch.empty_like(x)
     step = step_of("backward", name, n, x.element_size(), piece)
     if interpreting() and "PACKED" in step.constants:

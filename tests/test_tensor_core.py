@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from roundoff.errors import ArgumentError, DtypeError
 from roundoff.reductions import tensor_core_matmul
-from roundoff.reductions.tensor_core import converted
 
 ONES = np.ones((2, 3), np.float32)
 seeds = st.integers(0, 2**32 - 1)
@@ -72,21 +71,8 @@ def described(a: list[float], b: list[float], block: int, bits: int) -> float:
 @settings(max_examples=60, deadline=None)
 def test_a_described_step_in_rational_arithmetic(k: int, block: int, bits: int, seed: int) -> None:
     a, b = operands(1, k, 1, seed)
-    got = tensor_core_matmul(a, b, operands="float16", block=block, bits=bits)
+    got = tensor_core_matmul(a, b, block=block, bits=bits)
     assert float(got[0, 0]) == described(a[0].tolist(), b[:, 0].tolist(), block, bits)
-
-
-@pytest.mark.parametrize(
-    ("kind", "stored"), [("float16", np.float16), ("bfloat16", ml_dtypes.bfloat16)]
-)
-def test_operands_are_rounded_as_a_cast_rounds(kind: str, stored: type) -> None:
-    rng = np.random.default_rng(1)
-    x = rng.standard_normal((5000, 1)) * np.exp(rng.uniform(-20, 14, (5000, 1)))
-    x[:6, 0] = [65519.99, 65520, 1e-8, -0.0, 3e38, -7e-8]
-    x, one = x.astype(np.float32), np.ones((1, 1), np.float32)
-    with np.errstate(over="ignore"):
-        cast = x.astype(stored).astype(np.float32)
-    assert (tensor_core_matmul(x, one, operands=kind, bits=40) == cast).all()
 
 
 def test_tf32_keeps_11_bits() -> None:
@@ -95,7 +81,6 @@ def test_tf32_keeps_11_bits() -> None:
     for options, steps in (
         ({"block": 8}, [1, 0, 2, -1]),  # to the nearest
         ({}, [0, 0, 1, 0]),  # cut off
-        ({"operands": "tf32"}, [0, 0, 1, 0]),
     ):
         kept = tensor_core_matmul(x, one, **options).ravel() - near
         assert (kept * 2**10).tolist() == steps
@@ -107,13 +92,11 @@ def test_kinds_of_input() -> None:
     tensor = tensor_core_matmul(torch.from_numpy(a), torch.from_numpy(b))
     assert isinstance(tensor, torch.Tensor)
     assert (tensor.numpy() == got).all()
-    wide = tensor_core_matmul(a.astype(np.float64), b.astype(np.float64), operands="tf32")
-    assert (wide == got).all()
     for m, k, n in (2, 0, 3), (0, 2, 3), (2, 2, 0):
         empty = tensor_core_matmul(np.ones((m, k), np.float16), np.ones((k, n), np.float16))
         assert empty.tolist() == np.zeros((m, n)).tolist()
     special = np.float32([[np.inf, 1], [3e38, 3e38], [np.nan, 1], [np.inf, -np.inf]])
-    found = tensor_core_matmul(special, np.ones((2, 1), np.float32), operands="float32", block=8)
+    found = tensor_core_matmul(special, np.ones((2, 1), np.float32))
     assert np.array_equal(found[:, 0], [np.inf, np.inf, np.nan, np.nan], equal_nan=True)
 
 
@@ -122,8 +105,7 @@ def test_kinds_of_input() -> None:
     [
         (ONES, {"gpu": "A100"}, ArgumentError, "'H100', 'H200'"),
         (ONES, {"gpu": "H100", "block": 16}, ArgumentError, "one or the other"),
-        (ONES, {"operands": "float32"}, DtypeError, "no tensor core"),
-        (ONES.astype(np.float16), {}, DtypeError, "different types"),
+        (ONES.astype(np.float64), {}, DtypeError, "different types"),
     ],
 )
 def test_what_no_gpu_does_is_refused(a, options: dict, error: type, text: str) -> None:
@@ -164,6 +146,14 @@ def numbers(rng: np.random.Generator, kind: str, shape: tuple, low: int, high: i
     # Below the normal numbers the type has fewer places.
     signed = np.ldexp(significands * rng.choice([-1.0, 1.0], shape), exponents)
     return converted(signed, kind, "truncate") if low < emin else signed
+
+
+def converted(x: np.ndarray, kind: str, how: str) -> np.ndarray:
+    """Numbers of a type: the nearest, ties to even, or cut towards zero."""
+    precision, emin, emax = FORMATS[kind]
+    last = np.clip(np.frexp(x)[1] - precision, emin + 1 - precision, emax + 1 - precision)
+    steps = np.ldexp(x, -last)
+    return np.ldexp(np.rint(steps) if how == "nearest" else np.trunc(steps), last)
 
 
 def draw(kind: str, data: str, k: int) -> tuple[np.ndarray, np.ndarray]:

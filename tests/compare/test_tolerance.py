@@ -72,7 +72,7 @@ def truncated(a: np.ndarray, b: np.ndarray, block: int, bits: int = 24) -> tuple
     Their products and sums are exact in float64 where exponents lie within 2**±5 or so.
     """
     wide = a.astype(np.float64), b.astype(np.float64)
-    got = tensor_core_matmul(a, b, operands="float16", block=block, bits=bits)
+    got = tensor_core_matmul(a, b, block=block, bits=bits)
     return np.abs(got - wide[0] @ wide[1]), np.abs(wide[0]) @ np.abs(wide[1])
 
 
@@ -111,10 +111,10 @@ def test_truncation_with_converted_operands_and_a_narrow_result() -> None:
     a, b = (rng.standard_normal(shape) for shape in ((64, 500), (500, 64)))
     exact, size = a @ b, np.abs(a) @ np.abs(b)
     for step in ({"block": 4}, {"gpu": "H100"}):  # rounded to TF32, and cut
-        got = tensor_core_matmul(a, b, operands="tf32", **step)
+        got = tensor_core_matmul(a.astype(np.float32), b.astype(np.float32), **step)
         bound = tolerance("float32", 500, operands="tf32", rounding="truncation")
         assert (np.abs(got - exact) <= bound * size).all()
-    half = tensor_core_matmul(a, b, operands="float16").astype(np.float16)
+    half = tensor_core_matmul(a.astype(np.float16), b.astype(np.float16)).astype(np.float16)
     bound = tolerance("float16", 500, "float32", operands="float16", rounding="truncation")
     assert (np.abs(half - exact) <= bound * size).all()
 

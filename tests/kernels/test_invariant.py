@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 import roundoff
-from roundoff.errors import ArgumentError, DtypeError, ShapeError, UnsupportedError
+from roundoff.errors import DtypeError, ShapeError, UnsupportedError
 from roundoff.kernels import (
     attention,
     interpreting,
@@ -99,10 +99,8 @@ OPERATORS = {
     "cos": torch.cos,
     "softmax": lambda x: x.softmax(-1),
     "log_softmax": lambda x: x.log_softmax(-1),
-    "logsumexp": lambda x: x.logsumexp(-1),
     "mean": lambda x: x.mean(-1, keepdim=True),
     "sum": lambda x: x.sum(-1) / x.shape[-1] ** 0.5,
-    "deviation and mean": lambda x: torch.stack(torch.std_mean(x, -1, correction=0), -1),
     "norm": lambda x: torch.linalg.vector_norm(x, dim=-1),
 }
 
@@ -168,36 +166,28 @@ def test_the_kernel_adds_each_row_alone(n):
 def test_products_go_to_ours_wherever_the_result_is_written():
     a, b, c = draw(5, 16), draw(16, 7, seed=1), draw(7, seed=2)
     batch, vector = draw(3, 5, 16, seed=3), draw(16, seed=4)
-    nan, out = torch.full((7,), torch.nan, device=DEVICE), torch.empty(5, 7, device=DEVICE)
+    out = torch.empty(5, 7, device=DEVICE)
     with torch.no_grad(), roundoff.invariant() as within:
         assert torch.equal(torch.addmm(c, a, b), matmul(a, b.t(), c))
         assert torch.equal(functional.linear(a[0], b.t(), c), matmul(a[0], b.t(), c))
         assert torch.equal(a @ vector, matmul(vector[None], a)[0])
         bmm = torch.bmm(batch, b.expand(3, -1, -1))
         assert torch.equal(bmm[1:2], torch.bmm(batch[1:2], b[None]))
-        more = torch.baddbmm(bmm, batch, b.expand(3, -1, -1), beta=0.5, alpha=2)
-        torch.testing.assert_close(more, 2.5 * bmm)
-        torch.testing.assert_close(torch.addmm(nan, a, b, beta=0), matmul(a, b.t()))
         assert torch.mm(a, b, out=out) is out
         assert torch.equal(out, matmul(a, b.t()))
         assert torch.equal(out.sigmoid_(), matmul(a, b.t()).sigmoid())
         assert torch.ones(1, 2).long() @ torch.ones(2, 1).long() == 2
     assert within.replaced["aten::mm"] == 1
-    assert not within.lacking
 
 
-def test_an_operator_that_lacks_the_property_is_named_or_counted():
+def test_an_operator_that_lacks_the_property_is_named():
     x, weight = draw(1, 2, 8), draw(3, 2, 2)
-    with roundoff.invariant(lacking="count") as within:
-        made = functional.conv1d(x, weight)
-    assert torch.equal(made, functional.conv1d(x, weight))
-    assert dict(within.lacking) == {"aten::convolution": 1}
     with roundoff.invariant(), pytest.raises(VariantOperatorError, match="aten::convolution"):
         functional.conv1d(x, weight)
     with roundoff.invariant(), pytest.raises(VariantOperatorError, match="aten::mm"):
         torch.mm(x[0].to(torch.complex64), x[0].T.to(torch.complex64))
-    with pytest.raises(ArgumentError, match="raise"):
-        roundoff.invariant(lacking="warn")
+    with roundoff.invariant(), pytest.raises(VariantOperatorError, match="aten::addmm"):
+        torch.addmm(x[0, 0], x[0], x[0].T @ x[0], beta=2)
 
 
 def test_it_nests_ends_where_it_ends_and_is_of_its_thread():
@@ -234,8 +224,8 @@ def test_beside_torch_compile():
         torch.compile(product, backend="eager", fullgraph=True)(x)
     q, k, v = sequence(torch.float32, 9)
     for call, operator, operands in (
-        (lambda x: matmul(x, weight) + 1, "matmul", (x, weight, None, False)),
-        (lambda q: attention(q, k, v) + 1, "attention", (q, k, v, *at(q, k, 9), 0.25, False)),
+        (lambda x: matmul(x, weight) + 1, "matmul", (x, weight, None)),
+        (lambda q: attention(q, k, v) + 1, "attention", (q, k, v, *at(q, k, 9), 0.25)),
     ):
         made = torch.compile(call, backend="aot_eager", fullgraph=True)(operands[0])
         assert torch.equal(made, call(operands[0]))
@@ -253,7 +243,7 @@ TILES = (
 
 
 def by_kernel(x, weight, bias=None, tile=None):
-    return invariant_matmul._by_kernel(x[None], weight[None], bias, False, tile)[0]
+    return invariant_matmul._by_kernel(x[None], weight[None], bias, tile)[0]
 
 
 @by_type
@@ -333,20 +323,6 @@ def test_a_batch_of_products(dtype, chains):
     made = batched(x, weight)
     assert CUDA or torch.equal(made[1], matmul(x[1], weight[1]))
     assert torch.equal(batched(x[1:2, 5:6], weight[1:2])[0, 0], made[1, 5])
-
-
-def nearest(t):
-    """TF32's nearest numbers, in float64."""
-    bits = (t.float().view(torch.int32) + 0x1000) & -0x2000
-    return bits.view(torch.float32).double()
-
-
-def test_tf32_rounds_its_factors_to_the_nearest():
-    x, weight = draw(20, 256), draw(30, 256, seed=1)
-    made = invariant_matmul._by_kernel(x[None], weight[None], None, True)[0]
-    truth, best = x.double() @ weight.double().T, nearest(x) @ nearest(weight).T
-    assert (made - truth).norm() <= 1.05 * (best - truth).norm()
-    assert not CUDA or torch.equal(matmul(x, weight, tf32=True), made)
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(0, 4, 4), (4, 0, 4), (3, 4, 0)])
@@ -466,7 +442,7 @@ def plain(q, k, v, seen):
 
 def one_split(q, k, v, seen, rows=64, each=1):
     scale = q.shape[3] ** -0.5
-    return invariant_attention._by_kernel(q, k, v, seen, scale, False, rows, each)
+    return invariant_attention._by_kernel(q, k, v, seen, scale, rows, each)
 
 
 #: The computation of this device, and the kernel.
@@ -564,22 +540,20 @@ def test_the_kernel_reads_a_mask_as_torch_does(keys):
         wanted = invariant_attention._ranges(mask)
         made = invariant_attention._ranges_by_kernel(mask.to(DEVICE))
         assert [t.tolist() for t in made] == [t.tolist() for t in wanted]
-        refused = invariant_attention._ranges_by_kernel(mask.to(DEVICE), refuse=True)[1]
-        assert refused.tolist() == wanted[1].masked_fill(wanted[2] > 0, -1).tolist()
+    assert (wanted.last < 0).any() == (keys > 1)
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-@pytest.mark.parametrize("kind", ["rounded first", "rounded last", "of one", "without weights"])
+@pytest.mark.parametrize("kind", ["rounded first", "rounded last", "of one"])
 def test_the_kernel_of_rms_norm_is_the_formula(kind, dtype):
     """By float64, a row as in any batch, columns of any number, rows that lie apart."""
     for columns in (1, 130, 2500):
         x, weight = draw(5, 2 * columns, dtype=dtype)[:, :columns], draw(columns, dtype=dtype)
-        w = None if kind == "without weights" else weight
-        made = invariant_model._rms_rows(x, w, 1e-6, kind)
+        made = invariant_model._rms_rows(x, weight, 1e-6, kind)
         for rows in ([3], [4, 0]):
-            assert torch.equal(invariant_model._rms_rows(x[rows], w, 1e-6, kind), made[rows])
+            assert torch.equal(invariant_model._rms_rows(x[rows], weight, 1e-6, kind), made[rows])
         wide = x.double() * (x.double().square().mean(1, keepdim=True) + 1e-6).rsqrt()
-        wanted = wide if w is None else wide * (w.double() + (kind == "of one"))
+        wanted = wide * (weight.double() + (kind == "of one"))
         eps = torch.finfo(dtype).eps
         # Seven operations round, by half of ε each, and the sum a little; then a subnormal's step.
         step = torch.finfo(dtype).smallest_normal * eps
@@ -598,30 +572,25 @@ def test_a_compiled_layer_keeps_no_tensor_with_a_mask():
     q, mask = draw(1, 2, 4, 8), torch.ones(1, 1, 4, 4, dtype=torch.bool, device=DEVICE).tril()
     layer = torch.ops.roundoff.invariant_masked_attention
     for _ in range(2):
-        made = layer(q, q, q, mask, 0.5, False)
+        made = layer(q, q, q, mask, 0.5)
         assert torch.equal(made, attention(q, q, q, mask=mask.clone(), scale=0.5))
-        assert not any(isinstance(part, tuple) for state in vars(mask).values() for part in state)
+        assert not any(isinstance(part, Seen) for state in vars(mask).values() for part in state)
         mask[..., 0] = False
     mask[..., 2] = False  # a gap, which must be seen although there was none before
     with pytest.raises(UnsupportedError, match="gaps"):
-        layer(q, q, q, mask, 0.5, False)
+        layer(q, q, q, mask, 0.5)
 
 
 def test_a_mask_that_changes_is_read_again(monkeypatch):
-    """What one capture of a CUDA graph computes is not there in another, nor outside."""
     mask = torch.ones(1, 1, 4, 4, dtype=torch.bool, device=DEVICE).tril()
     before = seen_by_mask(mask, 1, 4, 4)
     assert seen_by_mask(mask, 1, 4, 4) is before
     mask[..., 0] = False
     changed = seen_by_mask(mask, 1, 4, 4)
     assert (changed.first.tolist(), changed.last.tolist()) == ([[0, 1, 1, 1]], [[0, 2, 3, 4]])
+    # What a capture of a CUDA graph computes is not there in another, nor outside.
     monkeypatch.setattr(invariant_attention, "_capturing", lambda device: True)
-    seen = [changed]
-    for number in (1, 1, 2, None, None):
-        monkeypatch.setattr(invariant_attention, "_capture", lambda number=number: number)
-        seen.append(seen_by_mask(mask, 1, 4, 4))
-    assert seen[1] is seen[2]
-    assert len(set(map(id, seen))) == 5
+    assert seen_by_mask(mask, 1, 4, 4) is not seen_by_mask(mask, 1, 4, 4)
 
 
 def test_causal_counts_from_the_last_key_or_from_the_first():
@@ -633,21 +602,17 @@ def test_causal_counts_from_the_last_key_or_from_the_first():
 
 
 @pytest.mark.skipif(CUDA, reason="float64 is multiplied on a CPU alone")
-@pytest.mark.parametrize("kind", ["causal", "masked"])
+@pytest.mark.parametrize("kind", ["causal", "masked", "no keys"])
 def test_gradients_of_attention(kind):
     q = draw(2, 4, 3, 4).double().requires_grad_()
-    k, v = (draw(2, 2, 6, 4, seed=s).double().requires_grad_() for s in (1, 2))
+    keys = 0 if kind == "no keys" else 6
+    k, v = (draw(2, 2, keys, 4, seed=s).double().requires_grad_() for s in (1, 2))
     mask = torch.ones(2, 1, 3, 6, dtype=torch.bool).tril(3)
     if kind == "masked":
         mask[0, :, :, :2] = False  # padding
         mask[1, :, 0] = False  # a query that sees nothing
     options = {"mask": mask} if kind == "masked" else {"causal": True}
     assert torch.autograd.gradcheck(lambda *t: attention(*t, **options), (q, k, v))
-    # On CUDA those of 16 bits are torch's.
-    y, sees = attention(q, k, v, **options), invariant_attention._sees(mask[:, 0])
-    made = invariant_attention._gradients_by_torch(y, q, k, v, sees, 0.5)
-    for a, b in zip(made, torch.autograd.grad(y, (q, k, v), y), strict=True):
-        torch.testing.assert_close(a, b)
 
 
 def test_a_row_refused_in_a_capture_is_no_number(chains):

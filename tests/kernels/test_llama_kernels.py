@@ -15,7 +15,7 @@ from roundoff.kernels.llama import (
     silu_mul,
 )
 
-from .test_invariant import DEVICE, TYPES, draw, nearest
+from .test_invariant import DEVICE, TYPES, draw
 
 # Triton's interpreter cuts bfloat16 off instead of rounding it, and multiplies its bits.
 EXACT = TYPES if DEVICE == "cuda" else TYPES[:2]
@@ -94,6 +94,12 @@ def test_causal_attention(
     )
     # The probabilities are rounded to the type before the second product.
     near(made, truth.transpose(1, 2).reshape(q.shape), 4)
+
+
+def nearest(t: torch.Tensor) -> torch.Tensor:
+    """TF32's nearest numbers, in float64."""
+    bits = (t.float().view(torch.int32) + 0x1000) & -0x2000
+    return bits.view(torch.float32).double()
 
 
 def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:

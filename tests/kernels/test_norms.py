@@ -158,11 +158,10 @@ def same(a, b):
     return all(torch.equal(p, q) for p, q in zip(a, b, strict=True))
 
 
-def shared(form, tiling, x, dy, w, b, programs=None):
+def shared(centred, tiling, x, dy, w, b, programs=0):
     """y, dx, dw and db with a given tiling of the backward."""
-    y, stats = engine.forward_of(form, x, w, b, 1e-5)
-    types = w.dtype, None if b is None else b.dtype
-    made = engine.gradients_of(form, dy, x, w, stats, *types, programs or 0, tiling)
+    y, stats = engine.forward_of(x, w, b, 1e-5, centred)
+    made = engine.gradients_of(dy, x, w, b, stats, programs=programs, tiling=tiling)
     return [y, *made] if b is not None else [y, *made[:2]]
 
 
@@ -176,18 +175,18 @@ def shared(form, tiling, x, dy, w, b, programs=None):
     piece=st.sampled_from([16, 32]),
     hold=st.booleans(),
     dtype=st.sampled_from(TYPES),
-    programs=st.sampled_from([None, 1, 3]),
+    programs=st.sampled_from([0, 1, 3]),
 )
 def test_rows_that_programs_share(norm, rows, columns, ahead, shares, piece, hold, dtype, programs):
-    form = engine.LAYER if norm is layer_norm else engine.RMS
+    centred = norm is layer_norm
     tiling = Tiling(1, piece, -(-columns // (shares * piece)), 1, ahead, 1, hold, shares)
     x, dy, w, b = draw(rows, columns, dtype, seed=columns)
-    tensors = x, dy, w, b if form.centred else None
-    made = shared(form, tiling, *tensors, programs)
+    tensors = x, dy, w, b if centred else None
+    made = shared(centred, tiling, *tensors, programs)
     assert_near(made, truth(norm, *tensors))
     if interpreting():
         with shuffled_programs(rows):
-            assert same(shared(form, tiling, *tensors, programs), made)
+            assert same(shared(centred, tiling, *tensors, programs), made)
 
 
 @each_norm
@@ -220,7 +219,6 @@ def test_a_fixed_number_of_programs_ignores_the_machine(monkeypatch):
     fixed, free = [], []
     for count in (1, 4, 7):
         monkeypatch.setattr(tilings, "multiprocessors", lambda index, count=count: count)
-        engine._backward_of.cache_clear()
         engine._cases.clear()
         fixed.append(results(layer_norm, *tensors, programs=5))
         free.append(results(layer_norm, *tensors))
@@ -327,7 +325,7 @@ def test_rows_are_found_beyond_2_to_the_31_elements_whoever_imported_triton():
     [
         ({"weight": torch.ones(4, device="meta")}, ArgumentError, "another device than x"),
         ({"x": torch.ones(2, 0, device=DEVICE), "normalized_shape": 0}, ShapeError, "no elements"),
-        ({"eps": -1.0}, ArgumentError, "eps must not be negative"),
+        ({"eps": -1.0}, ArgumentError, "eps"),
         ({"x": torch.ones(2, 4, device=DEVICE).double()}, DtypeError, r"or float32.*functional"),
     ],
 )

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ._row_norm import LAYER, norm
+from ._row_norm import norm
 
 __all__ = ["layer_norm"]
 
@@ -89,4 +89,4 @@ def layer_norm(
     >>> layer_norm(torch.tensor([[1.0, 2.0, 3.0, 4.0]], device=device), 4, eps=0.0).cpu()
     tensor([[-1.3416, -0.4472,  0.4472,  1.3416]])
     """
-    return norm(LAYER, x, normalized_shape, weight, bias, eps, programs)
+    return norm(True, x, normalized_shape, weight, bias, eps, programs)

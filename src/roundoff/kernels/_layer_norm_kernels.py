@@ -17,7 +17,7 @@ from __future__ import annotations
 import triton.language as tl
 import triton.language.extra.cuda as tlc
 
-from ._runtime import kernel, sum_along
+from ._runtime import COMPILED, kernel, sum_along
 
 #: The type of sums and products.
 ACC = tl.constexpr(tl.float32)
@@ -65,12 +65,12 @@ def columns_of(W, k: tl.constexpr, K: tl.constexpr, P: tl.constexpr, cols, last)
 
 
 @kernel
-def normalised(x, mean, rstd, shift, FUSED: tl.constexpr, CENTRED: tl.constexpr):
-    """(x - mean) rstd; for two-byte types, whose spacing is far wider, as x rstd + shift."""
+def normalised(x, mean, rstd, FUSED: tl.constexpr, CENTRED: tl.constexpr):
+    """(x - mean) rstd; for two-byte types, whose spacing is far wider, as x rstd - mean rstd."""
     if not CENTRED:
         return x.to(ACC) * rstd
     elif FUSED:
-        return x.to(ACC) * rstd + shift
+        return x.to(ACC) * rstd + -mean * rstd
     else:
         return (x.to(ACC) - mean) * rstd
 
@@ -103,15 +103,16 @@ def forward(
     K: tl.constexpr,
     STAGES: tl.constexpr,
     HOLD: tl.constexpr,  # weight and bias stay in registers; else they come from the cache
+    AGAIN: tl.constexpr,  # convert once more for the result, too
+    CENTRED: tl.constexpr,
     HAS_W: tl.constexpr,
     HAS_B: tl.constexpr,
     KEEP: tl.constexpr,  # mean and rstd, for a backward
-    EXACT: tl.constexpr,  # for types as wide as the sums: a rounding of those would be seen
-    OPAQUE: tl.constexpr,
-    AGAIN: tl.constexpr,  # convert once more for the result, too
-    CENTRED: tl.constexpr,
 ):
     """Tiles of R whole rows: mean, then variance about it, then the result."""
+    # Of a type as wide as the sums: a rounding of those would be seen.
+    EXACT: tl.constexpr = X.dtype.element_ty == tl.float32
+    OPAQUE: tl.constexpr = COMPILED and not EXACT
     program = tl.program_id(0)
     programs = tl.num_programs(0)
     cols = tl.arange(0, P)[None, :]
@@ -198,10 +199,10 @@ def forward_wide(
     stride_x,
     EPS: tl.constexpr,
     P: tl.constexpr,
+    CENTRED: tl.constexpr,
     HAS_W: tl.constexpr,
     HAS_B: tl.constexpr,
     KEEP: tl.constexpr,
-    CENTRED: tl.constexpr,
 ):
     """For rows too wide for the registers: mean and squares of each chunk are merged."""
     row = tl.program_id(0).to(tl.int64)
@@ -268,18 +269,20 @@ def backward(
     STAGES: tl.constexpr,  # 2 or more: the next tiles are loaded while one is computed
     HOLD: tl.constexpr,  # the weight stays in registers; else it is fetched with every row
     SHARED: tl.constexpr,  # the rows of a tile add to one sum per column
-    FUSED: tl.constexpr,  # (x - mean) * rstd as one multiply-add
-    HAS_W: tl.constexpr,
-    PARTIALS: tl.constexpr,
-    OPAQUE: tl.constexpr,  # PACKED of the lesson
     PDL: tl.constexpr,  # the second stage may be launched before this one ends
     CENTRED: tl.constexpr,
+    HAS_W: tl.constexpr,
+    PARTIALS: tl.constexpr,
 ):
     """dx of every tile, and this program's share of dweight and dbias.
 
     Program p takes the tiles p, p + programs, … in that order: which rows a partial sum holds, and
     in what order, depends on the number of programs alone.
     """
+    SHORT: tl.constexpr = X.dtype.element_ty != tl.float32
+    OPAQUE: tl.constexpr = COMPILED and SHORT  # PACKED of the lesson
+    # A single column is its own mean: nothing would remain but the rounding of the difference.
+    FUSED: tl.constexpr = SHORT and P > 1
     program = tl.program_id(0)
     programs = tl.num_programs(0)
     cols = tl.arange(0, P)[None, :]
@@ -317,14 +320,13 @@ def backward(
             weight = ()
             for k in tl.static_range(K):
                 weight = weight + (columns_of(W, k, K, P, cols, last),)
-        shift = -mean * rstd if CENTRED else 0.0
         s1 = tl.full((R, P), 0.0, ACC)
         s2 = tl.full((R, P), 0.0, ACC)
         # Always true: it keeps the two passes in separate blocks of code. In one block their
         # instructions mix, and more values are alive at once than there are registers for.
         if tile < tiles:
             for k in tl.static_range(K):
-                xhat = normalised(x[k], mean, rstd, shift, FUSED, CENTRED)
+                xhat = normalised(x[k], mean, rstd, FUSED, CENTRED)
                 wg = dy[k].to(ACC)
                 if HAS_W:
                     wg = wg * weight[k].to(ACC)
@@ -343,7 +345,7 @@ def backward(
             next_db = ()
             for k in tl.static_range(K):
                 again = same_bits(x[k], zero, OPAQUE)
-                xhat = normalised(again, mean, rstd, shift, FUSED, CENTRED)
+                xhat = normalised(again, mean, rstd, FUSED, CENTRED)
                 g = same_bits(dy[k], zero, OPAQUE).to(ACC)
                 wg = g
                 if HAS_W:
@@ -384,8 +386,8 @@ def backward_sums(
     stride_x,
     stride_dy,
     P: tl.constexpr,
-    HAS_W: tl.constexpr,
     CENTRED: tl.constexpr,
+    HAS_W: tl.constexpr,
 ):
     """The two sums that dx needs, for rows too wide for the registers: one row per program.
 
@@ -416,9 +418,9 @@ def backward_wide(
     DY,
     W,
     STATS,
-    SUMS,
     DX,
     PART,
+    SUMS,
     M,
     N,
     stride_x,
@@ -426,9 +428,9 @@ def backward_wide(
     tiles,
     R: tl.constexpr,
     P: tl.constexpr,
+    CENTRED: tl.constexpr,
     HAS_W: tl.constexpr,
     PARTIALS: tl.constexpr,
-    CENTRED: tl.constexpr,
 ):
     """dx and partial sums of P columns from the sums of the rows: x and dy are read again."""
     program = tl.program_id(0)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import triton.language as tl
 
 from ._layer_norm_kernels import normalised, same_bits, statistics_of
-from ._runtime import kernel, sum_along
+from ._runtime import COMPILED, kernel, sum_along
 
 
 @kernel
@@ -36,22 +36,37 @@ def fetch(at):
 
 
 @kernel
-def row_of(T, row, stride, cols, M, N, P: tl.constexpr, K: tl.constexpr):
-    """The K pieces of a row of a tensor; 0 beyond its end, and of a row that there is not."""
-    at = T + (tl.full((), 0, tl.int64) + row) * stride + cols
-    pieces = ()
+def taken(
+    X,
+    DY,
+    STATS,
+    row,
+    stride_x,
+    stride_dy,
+    cols,
+    M,
+    N,
+    P: tl.constexpr,
+    K: tl.constexpr,
+    CENTRED: tl.constexpr,
+):
+    """The K pieces of a row of x and of dy, and its statistics; 0 beyond an end."""
+    wide = tl.full((), 0, tl.int64) + row
+    x = ()
+    dy = ()
     for k in tl.static_range(K):
         mask = (row < M) & (cols + k * P < N)
-        pieces = pieces + (tl.load(at + k * P, mask=mask, other=0.0),)
-    return pieces
+        x = x + (tl.load(X + wide * stride_x + cols + k * P, mask=mask, other=0.0),)
+    for k in tl.static_range(K):
+        mask = (row < M) & (cols + k * P < N)
+        dy = dy + (tl.load(DY + wide * stride_dy + cols + k * P, mask=mask, other=0.0),)
+    mean, rstd = statistics_of(STATS, row, M, CENTRED)
+    return x, dy, mean, rstd
 
 
 @kernel
 def put_share(
-    x,
-    dy,
-    mean,
-    rstd,
+    values,
     row,
     weight,
     SHARES,
@@ -69,11 +84,11 @@ def put_share(
     CENTRED: tl.constexpr,
 ):
     """This program's share of the sums of xhat w g and of w g, as the halves of one integer."""
-    shift = -mean * rstd
+    x, dy, mean, rstd = values
     s1 = tl.full(x[0].shape, 0.0, tl.float32)
     s2 = tl.full(x[0].shape, 0.0, tl.float32)
     for k in tl.static_range(K):
-        xhat = normalised(x[k], mean, rstd, shift, FUSED, CENTRED)
+        xhat = normalised(x[k], mean, rstd, FUSED, CENTRED)
         wg = dy[k].to(tl.float32)
         if HAS_W:
             w = weight[k] if HOLD else columns_at(W, k, P, cols, N)
@@ -101,7 +116,7 @@ def shares_at(SHARES, row, J: tl.constexpr):
 
 
 @kernel
-def sums_of(SHARES, bits, row, J: tl.constexpr, WAIT: tl.constexpr):
+def sums_of(SHARES, bits, row, J: tl.constexpr):
     """The sums of a row: its shares in the order of the columns, each awaited.
 
     Both halves of -1 are a NaN that no addition gives: -1 is no share.
@@ -111,7 +126,7 @@ def sums_of(SHARES, bits, row, J: tl.constexpr, WAIT: tl.constexpr):
     b = 0.0
     for j in tl.static_range(J):
         one = bits[j]
-        if WAIT:
+        if COMPILED:
             while one == -1:
                 one = tl.load(at + j, volatile=True)
         a += (one & 0xFFFFFFFF).to(tl.int32).to(tl.float32, bitcast=True)
@@ -138,18 +153,17 @@ def backward_shared(
     P: tl.constexpr,
     K: tl.constexpr,
     J: tl.constexpr,
-    LINES: tl.constexpr,  # of 128 bytes that a program has of a row; 0: none is fetched ahead
+    LINES: tl.constexpr,  # of 128 bytes that a program has of a row
     DEPTH: tl.constexpr,  # 1 or 2: rows between a share and its use
     HOLD: tl.constexpr,
-    FUSED: tl.constexpr,
+    CENTRED: tl.constexpr,
     HAS_W: tl.constexpr,
     PARTIALS: tl.constexpr,
-    OPAQUE: tl.constexpr,
-    CENTRED: tl.constexpr,
-    WAIT: tl.constexpr,  # for shares that another program of this launch writes
     FINISH: tl.constexpr,  # else shares alone are written
 ):
     """As ``backward``, of K P columns; which rows a partial sum has depends on `parts` alone."""
+    FUSED: tl.constexpr = X.dtype.element_ty != tl.float32
+    OPAQUE: tl.constexpr = COMPILED and FUSED
     share = tl.program_id(0) % J
     group = tl.program_id(0) // J
     cols = share * (K * P) + tl.arange(0, P)[None, :]
@@ -158,6 +172,7 @@ def backward_shared(
         if HAS_W and HOLD:
             weight = weight + (columns_at(W, k, P, cols, N),)
     there = SHARES, W, M, N, cols, share
+    layout = stride_x, stride_dy, cols, M, N
     for part in range(group, parts, groups):
         dw = ()
         db = ()
@@ -166,34 +181,16 @@ def backward_shared(
                 dw = dw + (tl.full((1, P), 0.0, tl.float32),)
                 if CENTRED:
                     db = db + (tl.full((1, P), 0.0, tl.float32),)
-        x = row_of(X, part, stride_x, cols, M, N, P, K)
-        dy = row_of(DY, part, stride_dy, cols, M, N, P, K)
-        mean, rstd = statistics_of(STATS, part, M, CENTRED)
-        put_share(x, dy, mean, rstd, part, weight, *there, J, P, K, HOLD, HAS_W, FUSED, CENTRED)
-        if DEPTH == 2:
-            x_2 = row_of(X, part + parts, stride_x, cols, M, N, P, K)
-            dy_2 = row_of(DY, part + parts, stride_dy, cols, M, N, P, K)
-            mean_2, rstd_2 = statistics_of(STATS, part + parts, M, CENTRED)
-            put_share(
-                x_2,
-                dy_2,
-                mean_2,
-                rstd_2,
-                part + parts,
-                weight,
-                *there,
-                J,
-                P,
-                K,
-                HOLD,
-                HAS_W,
-                FUSED,
-                CENTRED,
-            )
+        # Rows whose shares are there, and which wait for those of others.
+        held = ()
+        for i in tl.static_range(DEPTH):
+            early = part + i * parts
+            held = held + (taken(X, DY, STATS, early, *layout, P, K, CENTRED),)
+            put_share(held[i], early, weight, *there, J, P, K, HOLD, HAS_W, FUSED, CENTRED)
         for row in tl.range(part, M, parts):
             ahead = row + DEPTH * parts
             wide = tl.full((), 0, tl.int64) + row
-            if LINES:
+            if COMPILED:
                 later = tl.minimum(wide + (DEPTH + 1) * parts, M - 1)
                 size: tl.constexpr = X.dtype.element_ty.primitive_bitwidth // 8
                 line = tl.minimum(share * (K * P) + tl.arange(0, LINES) * (128 // size), N - 1)
@@ -201,20 +198,18 @@ def backward_shared(
                 fetch(DY + later * stride_dy + line)
             if FINISH:
                 bits = shares_at(SHARES, row, J)
-            x_n = row_of(X, ahead, stride_x, cols, M, N, P, K)
-            dy_n = row_of(DY, ahead, stride_dy, cols, M, N, P, K)
-            mean_n, rstd_n = statistics_of(STATS, ahead, M, CENTRED)
+            x, dy, mean, rstd = held[0]
+            held = held + (taken(X, DY, STATS, ahead, *layout, P, K, CENTRED),)
             if FINISH:
-                a, b = sums_of(SHARES, bits, row, J, WAIT)
+                a, b = sums_of(SHARES, bits, row, J)
                 c1 = a / N * rstd
                 c2 = b / N * rstd
-                shift = -mean * rstd
             if FINISH and row < M:  # always, as in ``backward``
                 next_dw = ()
                 next_db = ()
                 for k in tl.static_range(K):
                     again = same_bits(x[k], zero, OPAQUE)
-                    xhat = normalised(again, mean, rstd, shift, FUSED, CENTRED)
+                    xhat = normalised(again, mean, rstd, FUSED, CENTRED)
                     g = same_bits(dy[k], zero, OPAQUE).to(tl.float32)
                     wg = g
                     if HAS_W:
@@ -230,36 +225,8 @@ def backward_shared(
                 dw = next_dw
                 db = next_db
             if ahead < M:
-                put_share(
-                    x_n,
-                    dy_n,
-                    mean_n,
-                    rstd_n,
-                    ahead,
-                    weight,
-                    *there,
-                    J,
-                    P,
-                    K,
-                    HOLD,
-                    HAS_W,
-                    FUSED,
-                    CENTRED,
-                )
-            if DEPTH == 2:
-                x = x_2
-                dy = dy_2
-                mean = mean_2
-                rstd = rstd_2
-                x_2 = x_n
-                dy_2 = dy_n
-                mean_2 = mean_n
-                rstd_2 = rstd_n
-            else:
-                x = x_n
-                dy = dy_n
-                mean = mean_n
-                rstd = rstd_n
+                put_share(held[DEPTH], ahead, weight, *there, J, P, K, HOLD, HAS_W, FUSED, CENTRED)
+            held = held[1:]
         if PARTIALS and FINISH:
             flat = share * (K * P) + tl.arange(0, P)
             for k in tl.static_range(K):

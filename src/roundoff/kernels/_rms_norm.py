@@ -23,7 +23,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ._row_norm import RMS, norm
+from ._row_norm import norm
 
 __all__ = ["rms_norm"]
 
@@ -88,4 +88,4 @@ def rms_norm(
     """
     if eps is None:
         eps = torch.finfo(torch.float32).eps
-    return norm(RMS, x, normalized_shape, weight, None, eps, programs)
+    return norm(False, x, normalized_shape, weight, None, eps, programs)

@@ -11,29 +11,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cache, lru_cache, partial
-from typing import Any, NamedTuple
+from functools import cache, partial
+from typing import Any
 
 import torch
 import triton
 
+from ..arguments import check_number, check_whole
 from ..errors import ArgumentError, DtypeError, ShapeError
 from . import _layer_norm_kernels as kernels
 from . import _layer_norm_wide as wide
 from ._norm_tilings import CHUNKS, Tiling, backward_tiling, forward_tiling, second_stage_tiling
-from ._runtime import Launch, check_device, check_tensor, interpreting, multiprocessors
+from ._runtime import check_device, check_tensor, interpreting, launch_of, multiprocessors
 
-__all__ = [
-    "LAYER",
-    "RMS",
-    "Case",
-    "Form",
-    "case_of",
-    "forward_of",
-    "gradients_of",
-    "norm",
-    "normalised",
-]
+__all__ = ["Case", "case_of", "forward_of", "gradients_of", "norm", "normalised"]
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _WIDEST = 2**30
@@ -45,109 +36,56 @@ Tensor = torch.Tensor
 Optional = torch.Tensor | None
 
 
-class Form(NamedTuple):
-    """What is computed of a row.
-
-    Attributes
-    ----------
-    name : str
-        The public function, for errors.
-    centred : bool
-        Layer normalisation; else RMSNorm.
-    """
-
-    name: str
-    centred: bool
-
-
-LAYER = Form("layer_norm", True)
-RMS = Form("rms_norm", False)
-
-
-#: What of a tensor decides how it is processed: shape, strides, type, device.
-Like = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device]
-
-
-def _like(tensor: Optional) -> Any:
-    return None if tensor is None else (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
-
-
-def shape_of(normalized_shape: Any) -> tuple[int, ...]:
-    """The last dimensions, as a tuple."""
-    try:
-        return tuple(normalized_shape)
-    except TypeError as error:
-        raise ShapeError(
-            "normalized_shape", got=repr(normalized_shape), expected="a whole number, or several"
-        ) from error
-
-
-def refuse(shape: tuple[Any, ...], eps: Any, programs: Any, **tensors: Any) -> None:
-    """After an exception from further inside: name the argument that is of another kind.
-
-    Raises
-    ------
-    ArgumentError, ShapeError
-        There is one.
-    """
-    for name, value in tensors.items():
-        if value is not None or name == "x":
-            check_tensor(value, name)
+def check(
+    centred: bool,
+    shape: tuple[Any, ...],
+    eps: Any,
+    programs: Any,
+    x: Tensor,
+    weight: Optional,
+    bias: Optional,
+) -> None:
+    """Raise for arguments that do not fit."""
+    given = {"x": x}
+    for name, parameter in {"weight": weight, "bias": bias}.items():
+        if parameter is not None:
+            given[name] = parameter
+    for name, t in given.items():
+        check_tensor(t, name)
     if not all(isinstance(n, int) for n in shape):
         raise ShapeError("normalized_shape", got=repr(shape), expected="whole numbers")
-    if not isinstance(eps, (int, float)):
-        raise ArgumentError("eps", got=type(eps).__name__, expected="a number")
-    if not isinstance(programs, int | None):
-        raise ArgumentError("programs", got=repr(programs), expected="a whole number")
-
-
-def check(
-    form: Form,
-    shape: tuple[int, ...],
-    eps: float,
-    programs: int | None,
-    x: Like,
-    others: dict[str, Like | None],
-) -> None:
-    """Raise for arguments that do not fit; *others* are weight and bias by name."""
-    x_shape, _, _, device = x
-    refuse(shape, eps, programs)
-    if not shape or x_shape[-len(shape) :] != shape:
+    if not shape or tuple(x.shape[-len(shape) :]) != shape:
         raise ShapeError(
             "the last dimensions of x are not normalized_shape",
-            got=f"x {tuple(x_shape)}, normalized_shape {shape}",
+            got=f"x {tuple(x.shape)}, normalized_shape {shape}",
             expected="x of shape (…, *normalized_shape)",
         )
-    if not 1 <= math.prod(shape) <= _WIDEST:
+    columns = math.prod(shape)
+    if not 1 <= columns <= _WIDEST or x.numel() // columns > _MOST:
         raise ShapeError(
-            "a row has no elements or too many", got=shape, expected=f"1 to {_WIDEST} elements"
+            "no elements or too many in a row, or too many rows",
+            got=tuple(x.shape),
+            expected=f"rows of 1 to {_WIDEST} elements, at most {_MOST} of them",
         )
-    for name, like in {"x": x, **others}.items():
-        if like is None:
-            continue
-        if like[2] not in _DTYPES:
+    function = "layer_norm" if centred else "rms_norm"
+    for name, t in given.items():
+        if t.dtype not in _DTYPES:
             raise DtypeError(
-                f"{name} has a type that {form.name} does not take",
-                got=str(like[2]),
+                f"{name} has a type that {function} does not take",
+                got=str(t.dtype),
                 expected="float16, bfloat16 or float32",
-                hint=f"torch.nn.functional.{form.name} for float64",
+                hint=f"torch.nn.functional.{function} for float64",
             )
-        expected = tuple(x_shape) if name == "x" else shape
-        if tuple(like[0]) != expected:
-            raise ShapeError(
-                f"{name} has another shape", got=tuple(like[0]), expected=f"{expected}"
-            )
-        if like[3] != device:
+        if name != "x" and tuple(t.shape) != shape:
+            raise ShapeError(f"{name} has another shape", got=tuple(t.shape), expected=f"{shape}")
+        if t.device != x.device:
             raise ArgumentError(
-                f"{name} is on another device than x", got=str(like[3]), expected=str(device)
+                f"{name} is on another device than x", got=str(t.device), expected=str(x.device)
             )
-    if not eps >= 0:
-        raise ArgumentError("eps must not be negative", got=eps, expected="0 or more")
-    if programs is not None and not 1 <= programs <= _MOST_PROGRAMS:
-        raise ArgumentError(
-            "programs out of range", got=programs, expected=f"at least 1, at most {_MOST_PROGRAMS}"
-        )
-    check_device(device, "x")
+    check_number("eps", eps, 0)
+    if programs is not None:
+        check_whole("programs", programs, 1, _MOST_PROGRAMS)
+    check_device(x.device, "x")
 
 
 def _rows(x: Tensor, columns: int) -> Tensor:
@@ -173,6 +111,8 @@ def _early_launch(index: int) -> bool:
 
     Without a device a kernel is compiled ahead of time, for Hopper.
     """
+    if interpreting():
+        return False
     return index < 0 or torch.cuda.get_device_capability(index) >= (9, 0)
 
 
@@ -184,55 +124,10 @@ def _empty(
     return partial(torch.empty_strided, shape, strides, dtype=dtype, device=device)
 
 
-def _index(device: torch.device) -> int:
-    return -1 if device.index is None else device.index
-
-
 def _limited(tiling: Tiling) -> dict[str, Any]:
     """Options: so many registers that per_sm programs fit on a multiprocessor."""
     limit = min(65536 // (max(1, tiling.per_sm) * tiling.warps * 32) // 8 * 8, 255)
     return {"num_warps": tiling.warps, "maxnreg": limit if tiling.per_sm > 1 else None}
-
-
-# --- forward --------------------------------------------------------------------------------------
-
-
-@lru_cache(4096)
-def _forward_launch(
-    form: Form,
-    tiling: Tiling,
-    n: int,
-    stride: int,
-    dtype: torch.dtype,
-    w_type: torch.dtype | None,
-    b_type: torch.dtype | None,
-    eps: float,
-    keep: bool,
-    wide_counts: bool,
-    index: int,
-) -> Launch:
-    """The forward for rows of one width, stride and type."""
-    flags = (w_type is not None, b_type is not None, keep)
-    short = dtype.itemsize == 2
-    opaque = short and not interpreting()
-    if not tiling.pieces:
-        constants: tuple[Any, ...] = (eps, tiling.piece, *flags, form.centred)
-        return Launch(kernels.forward_wide, index, constants, num_warps=tiling.warps)
-    constants = (
-        eps,
-        *tiling[:3],
-        tiling.stages,
-        tiling.hold,
-        *flags,
-        not short,
-        opaque,
-        tiling.again,
-        form.centred,
-    )
-    # Wide rows take all registers that they may have, and then fewer programs fit.
-    wide_row = n * dtype.itemsize >= 32768
-    options = _limited(tiling) if wide_row else {"num_warps": tiling.warps}
-    return Launch(kernels.forward, index, constants, **options)
 
 
 class Case:
@@ -240,41 +135,48 @@ class Case:
 
     def __init__(
         self,
-        form: Form,
+        centred: bool,
         shape: tuple[int, ...],
         eps: float,
         programs: int | None,
-        x: Like,
-        weight: Like | None,
-        bias: Like | None,
+        x: Tensor,
+        weight: Optional,
+        bias: Optional,
     ) -> None:
-        others = {"weight": weight, "bias": bias}
-        check(form, shape, eps, programs, x, others)
-        self.form, self.shape, self.columns = form, shape, math.prod(shape)
+        check(centred, shape, eps, programs, x, weight, bias)
+        self.centred, self.shape, self.columns = centred, shape, math.prod(shape)
         self.programs = programs or 0
-        self.x_shape, _, self.dtype, self.device = x
-        self.w_type, self.b_type = (None if t is None else t[2] for t in (weight, bias))
-        meta = torch.empty_strided(*x[:2], dtype=x[2], device="meta")
-        self.plain = meta.is_contiguous()
-        stride = _stride(_rows(meta, self.columns), self.columns)
-        self.m = math.prod(self.x_shape) // self.columns
-        self.stats = _empty((1 + form.centred, self.m), torch.float32, self.device)
+        self.x_shape, self.dtype, self.device = x.shape, x.dtype, x.device
+        self.index = -1 if x.device.index is None else x.device.index
+        self.w_type, self.b_type = _type(weight), _type(bias)
+        self.plain = x.is_contiguous()
+        self.m = m = x.numel() // self.columns
+        self.stats = _empty((1 + centred, m), torch.float32, self.device)
         self.gradients: dict[Any, Backward] = {}
-        index, itemsize = _index(self.device), self.dtype.itemsize
-        tiling = forward_tiling(self.columns, itemsize, self.m > _MANY, not form.centred)
-        kind = (self.columns, stride, self.dtype, self.w_type, self.b_type, float(eps))
-        many = self.m > _MOST
-        self.launches = [
-            _forward_launch(form, tiling, *kind, keep, many, index) for keep in (False, True)
-        ]
-        tiles = -(-self.m // tiling.rows)
-        counts: tuple[Any, ...] = (self.m, self.columns, stride)
-        groups = tiling.programs(tiles, index)
-        if not tiling.pieces:
-            self.grid = self.m, 1
+        stride = _stride(_rows(x, self.columns), self.columns)
+        many = m > _MANY
+        tiling = forward_tiling(self.columns, x.dtype.itemsize, many, not centred)
+        kind = (self.columns, stride, self.dtype, self.w_type, self.b_type)
+        flags = (centred, weight is not None, bias is not None)
+        self.counts: tuple[int, ...] = (m, self.columns, stride)
+        constants: tuple[Any, ...]
+        if tiling.pieces:
+            function = kernels.forward
+            constants = (float(eps), *tiling[:3], tiling.stages, tiling.hold, tiling.again, *flags)
+            tiles = -(-m // tiling.rows)
+            self.grid = tiling.programs(tiles, self.index), 1
+            self.counts += (tiles, 0)
         else:
-            self.grid, counts = (groups, 1), (*counts, tiles, 0)
-        self.counts = counts
+            function, constants = kernels.forward_wide, (float(eps), tiling.piece, *flags)
+            self.grid = m, 1
+        options: dict[str, Any] = {"num_warps": tiling.warps}
+        if tiling.pieces and self.columns * x.dtype.itemsize >= 32768:
+            # Wide rows take all registers that they may have, and then fewer programs fit.
+            options = _limited(tiling)
+        self.launches = [
+            launch_of(kind, function, self.index, (*constants, keep), **options)
+            for keep in (False, True)
+        ]
 
     def forward(
         self, x: Tensor, weight: Optional, bias: Optional, keep: bool
@@ -297,31 +199,17 @@ class Case:
         rows: Tensor,
         weight: Optional,
         stats: Tensor,
-        needs_dw: bool,
-        needs_db: bool,
+        sums: bool,
+        tiling: Tiling | None = None,
     ) -> tuple[Tensor, Optional, Optional]:
-        """dx, dw and db in the shapes of x, weight and bias; None where one is not needed."""
+        """dx, and with `sums` dw and db, in the shapes of x, weight and bias; None of None."""
         contiguous = dy.is_contiguous() and rows.is_contiguous()
         if not contiguous:
             dy, rows = _rows(dy, self.columns), _rows(rows, self.columns)
-        key = (dy.dtype, needs_dw, needs_db, contiguous or (dy.stride(), rows.stride()))
+        key = (dy.dtype, sums, contiguous or (dy.stride(), rows.stride()), tiling)
         call = self.gradients.get(key)
         if call is None:
-            call = self.gradients[key] = _backward_of(
-                self.form,
-                self.x_shape,
-                self.columns,
-                _stride(rows, self.columns),
-                _stride(dy, self.columns),
-                self.dtype,
-                dy.dtype,
-                self.w_type,
-                self.w_type if needs_dw else None,
-                self.b_type if needs_db else None,
-                self.programs,
-                self.device,
-                None,
-            )
+            call = self.gradients[key] = Backward(self, dy, rows, sums, tiling)
         dx, dw, db = call(dy, rows, weight, stats)
         if len(self.shape) > 1:
             dw, db = (None if t is None else t.view(self.shape) for t in (dw, db))
@@ -332,7 +220,7 @@ _cases: dict[Any, Case] = {}
 
 
 def case_of(
-    form: Form,
+    centred: bool,
     shape: tuple[int, ...],
     eps: float,
     programs: int | None,
@@ -343,223 +231,124 @@ def case_of(
     """The case of a call. Parameters are made contiguous where they are not: no key has strides."""
     try:
         key = (
-            form,
+            centred,
             shape,
             eps,
             programs,
-            type(x),
             x.shape,
             x.dtype,
             x.device,
-            x.layout,
             x.is_contiguous() or x.stride(),
-            None
-            if weight is None
-            else (type(weight), weight.shape, weight.dtype, weight.device, weight.layout),
-            None
-            if bias is None
-            else (type(bias), bias.shape, bias.dtype, bias.device, bias.layout),
+            None if weight is None else (weight.shape, weight.dtype, weight.device),
+            None if bias is None else (bias.shape, bias.dtype, bias.device),
         )
         case = _cases.get(key)
-    except (AttributeError, TypeError, RuntimeError):
-        refuse(shape, eps, programs, x=x, weight=weight, bias=bias)
+    except (AttributeError, TypeError):
+        check(centred, shape, eps, programs, x, weight, bias)
         raise
     if case is None:
-        refuse(shape, eps, programs, x=x, weight=weight, bias=bias)
-        case = Case(form, shape, eps, programs, *map(_like, (x, weight, bias)))
+        case = Case(centred, shape, eps, programs, x, weight, bias)
         if len(_cases) >= 4096:
             _cases.clear()
         _cases[key] = case
     return case
 
 
-# --- backward -------------------------------------------------------------------------------------
-
-
-def running(tiling: Tiling, index: int) -> Tiling:
-    """The tiling; in chunks where a device is too small for all the programs that share a row."""
-    few = index >= 0 and tiling.shares > tiling.per_sm * multiprocessors(index)
-    return CHUNKS if few else tiling
-
-
-def gradients_of(
-    form: Form,
-    dy: Tensor,
-    x: Tensor,
-    weight: Optional,
-    stats: Tensor,
-    dw_type: torch.dtype | None,
-    db_type: torch.dtype | None,
-    programs: int,
-    tiling: Tiling | None = None,
-) -> tuple[Tensor, Optional, Optional]:
-    """dx of x (M, N), dweight and dbias (N,) of the types asked for, None where none is."""
-    columns = x.shape[1]
-    rows, dy = _rows(x, columns), _rows(dy, columns)
-    strides = (_stride(rows, columns), _stride(dy, columns))
-    call = _backward_of(
-        form,
-        x.shape,
-        columns,
-        *strides,
-        x.dtype,
-        dy.dtype,
-        _type(weight),
-        dw_type,
-        db_type,
-        programs,
-        x.device,
-        tiling,
-    )
-    return call(dy, rows, weight, stats)
-
-
 class Backward:
     """dx, dweight and dbias for rows of one kind: allocations, first and second stage."""
 
     def __init__(
-        self,
-        form: Form,
-        shape: tuple[int, ...],
-        n: int,
-        stride_x: int,
-        stride_dy: int,
-        dtype: torch.dtype,
-        dy_type: torch.dtype,
-        w_type: torch.dtype | None,
-        dw_type: torch.dtype | None,
-        db_type: torch.dtype | None,
-        programs: int,
-        device: torch.device,
-        tiling: Tiling | None,
+        self, case: Case, dy: Tensor, rows: Tensor, sums: bool, tiling: Tiling | None
     ) -> None:
-        index, m = _index(device), math.prod(shape) // n
-        tiling = running(tiling or backward_tiling(n, dtype.itemsize), index)
-        self.m = m
-        self.sums = dw_type is not None or db_type is not None
-        self.dw = None if dw_type is None else _empty((n,), dw_type, device)
-        self.db = None if db_type is None else _empty((n,), db_type, device)
-        self.dx = _empty(tuple(shape), dtype, device)
+        n, m, index, centred = case.columns, case.m, case.index, case.centred
+        tiling = tiling or backward_tiling(n, case.dtype.itemsize)
+        if index >= 0 and tiling.shares > tiling.per_sm * multiprocessors(index):
+            tiling = CHUNKS  # not all the programs that share a row can run at the same time
+        self.m, self.sums = m, sums
+        self.dx = _empty(case.x_shape, case.dtype, case.device)
+        # Where the kernel adds two and there is one parameter, the other needs a place.
+        either = case.w_type or case.b_type or case.dtype
+        types = (case.w_type or either, case.b_type or either)
+        self.dw, self.db = (_empty((n,), t, case.device) for t in types)
+        self.given = case.w_type is not None, case.b_type is not None
+        self.centred, self.wide, self.shared = centred, not tiling.pieces, tiling.shares > 1
         if not m:
             return
         tiles = -(-m // tiling.rows)
         groups = tiling.programs(tiles, index)
-        count = min(tiles, programs) if programs else groups
-        kind = (form, tiling, n, stride_x, stride_dy, dtype, dy_type, w_type, self.sums)
-        self.first = _first_stage(*kind, m > _MOST, index)
-        self.part = _empty((1 + form.centred, count, n), torch.float32, device)
-        self.wide = not tiling.pieces
-        self.shared = tiling.shares > 1
-        sizes = (m, n, stride_x, stride_dy)
-        counts: tuple[Any, ...] = (*sizes, tiles, 0)
-        self.grid = count, 1
+        count = min(tiles, case.programs) if case.programs else groups
+        strides = (_stride(rows, n), _stride(dy, n))
+        kind = (n, *strides, case.dtype, dy.dtype, case.w_type)
+        self.part = _empty((1 + centred, count, n), torch.float32, case.device)
+        weighted = case.w_type is not None
+        flags = (centred, weighted, sums)
+        sizes = (m, n, *strides)
+        self.counts: tuple[int, ...] = (*sizes, tiles, 0)
+        self.grid, options = (count, 1), _limited(tiling)
+        constants: tuple[Any, ...]
+        turns: list[tuple[bool, ...]] = [()]
         if self.wide:
-            self.row_grid, self.row_counts = (m, 1), sizes
-            self.grid, counts = (count, -(-n // tiling.piece)), (*sizes, tiles)
+            add = (4096, centred, weighted)
+            self.add = launch_of(kind, kernels.backward_sums, index, add, num_warps=16)
+            self.add_grid, self.add_counts = (m, 1), sizes
+            self.grid, self.counts = (count, -(-n // tiling.piece)), (*sizes, tiles)
+            function, constants = kernels.backward_wide, (tiling.rows, tiling.piece, *flags)
+            options = {"num_warps": tiling.warps}
         elif self.shared:
             groups = min(groups, count)
-            self.shares = _empty((m, tiling.shares), torch.int64, device)
-            self.grid, counts = (groups * tiling.shares, 1), (*sizes, groups, count, 0)
-        self.counts = counts
-        types = (dw_type or db_type, db_type or dw_type)
-        if types[0] is not None and types[1] is not None:
-            columns, self.second = _second_launch(min(count, 64), n, types[0], types[1], index)
-            self.second_grid, self.second_counts = (-(-n // columns), 1 + form.centred), (count, n)
-            # Where the kernel adds two and nobody wants the other, that needs a place.
-            both = form.centred and (dw_type is None or db_type is None)
-            self.spare = _empty((n,), types[0], device) if both else None
+            self.shares = _empty((m, tiling.shares), torch.int64, case.device)
+            self.grid, self.counts = (groups * tiling.shares, 1), (*sizes, groups, count, 0)
+            function, width = wide.backward_shared, tiling.piece * tiling.pieces
+            lines = triton.next_power_of_2(-(-width * case.dtype.itemsize // 128))
+            constants = (*tiling[1:3], tiling.shares, lines, tiling.stages, tiling.hold)
+            constants = (*constants, *flags)
+            options["launch_cooperative_grid"] = not interpreting()
+            # Where a program cannot wait for another a first launch writes all shares.
+            turns = [(False,), (True,)] if interpreting() else [(True,)]
+        else:
+            # Whether each thread has the same columns in every row of a tile.
+            shared = tiling.rows == 1 or tiling.piece * case.dtype.itemsize >= tiling.warps * 512
+            function = kernels.backward
+            constants = (*tiling[:3], tiling.stages, tiling.hold, shared)
+            constants = (*constants, _early_launch(index), *flags)
+        self.first = [
+            launch_of(kind, function, index, (*constants, *turn), **options) for turn in turns
+        ]
+        size, columns, warps = second_stage_tiling(count, n)
+        early = _early_launch(index)
+        options = {"num_warps": warps} | ({"launch_pdl": True} if early else {})
+        constants = (size, columns, early)
+        self.second = launch_of((n, *types), kernels.second_stage, index, constants, **options)
+        self.second_grid, self.second_counts = (-(-n // columns), 1 + centred), (count, n)
 
     def __call__(
         self, dy: Tensor, rows: Tensor, weight: Optional, stats: Tensor
     ) -> tuple[Tensor, Optional, Optional]:
         dx = self.dx()
-        dw = None if self.dw is None else self.dw()
-        db = None if self.db is None else self.db()
-        if not self.m:
-            return dx, None if dw is None else dw.zero_(), None if db is None else db.zero_()
-        part = self.part() if self.sums else stats
-        w = rows if weight is None else weight.contiguous()
-        tensors: tuple[Tensor, ...] = (rows, dy, w, stats, dx, part)
-        if self.wide:
-            sums = torch.empty_like(stats)
-            self.first[0](self.row_grid, (rows, dy, w, stats, sums), self.row_counts)
-            tensors = (rows, dy, w, stats, sums, dx, part)
-        elif self.shared:
-            tensors = (*tensors, self.shares().fill_(-1))  # no share yet
-        for launch in self.first[1:] if self.wide else self.first:
-            launch(self.grid, tensors, self.counts)
+        made: tuple[Tensor, ...] = ()
         if self.sums:
-            spare = None if self.spare is None else self.spare()
-            first, last = (spare if dw is None else dw), (spare if db is None else db)
-            targets: Any = (first, first if last is None else last)
-            self.second(self.second_grid, (part, *targets), self.second_counts)
-        return dx, dw, db
-
-
-_backward_of = lru_cache(4096)(Backward)
-
-
-@lru_cache(4096)
-def _first_stage(
-    form: Form,
-    tiling: Tiling,
-    n: int,
-    stride_x: int,
-    stride_dy: int,
-    dtype: torch.dtype,
-    dy_type: torch.dtype,
-    w_type: torch.dtype | None,
-    sums: bool,
-    wide_counts: bool,
-    index: int,
-) -> tuple[Launch, ...]:
-    """The launches that give dx and the partial sums."""
-    weighted = w_type is not None
-    if not tiling.pieces:
-        add = (4096, weighted, form.centred)
-        finish = (tiling.rows, tiling.piece, weighted, sums, form.centred)
-        return (
-            Launch(kernels.backward_sums, index, add, num_warps=16),
-            Launch(kernels.backward_wide, index, finish, num_warps=tiling.warps),
-        )
-    # A single column is its own mean: nothing would remain but the rounding of the difference.
-    short, compiled = dtype.itemsize == 2 and n > 1, not interpreting()
-    opaque = compiled and dtype.itemsize == 2
-    if tiling.shares > 1:
-        lines = triton.next_power_of_2(-(-tiling.piece * tiling.pieces * dtype.itemsize // 128))
-        sizes = (*tiling[1:3], tiling.shares, lines if compiled else 0, tiling.stages, tiling.hold)
-        flags = (short, weighted, sums, opaque, form.centred, compiled)
-        options = _limited(tiling) | {"launch_cooperative_grid": compiled}
-        return tuple(
-            Launch(wide.backward_shared, index, (*sizes, *flags, finish), **options)
-            for finish in ((True,) if compiled else (False, True))
-        )
-    # Whether each thread has the same columns in every row of a tile.
-    shared = tiling.rows == 1 or tiling.piece * dtype.itemsize >= tiling.warps * 512
-    early = compiled and _early_launch(index)
-    constants = (
-        *tiling[:3],
-        tiling.stages,
-        tiling.hold,
-        shared,
-        short,
-        weighted,
-        sums,
-        opaque,
-        early,
-    )
-    return (Launch(kernels.backward, index, (*constants, form.centred), **_limited(tiling)),)
-
-
-@lru_cache(4096)
-def _second_launch(
-    count: int, n: int, dw_type: torch.dtype, db_type: torch.dtype, index: int
-) -> tuple[int, Launch]:
-    rows, columns, warps = second_stage_tiling(count, n)
-    early = not interpreting() and _early_launch(index)
-    options = {"launch_pdl": True} if early else {}
-    constants = (rows, columns, early)
-    return columns, Launch(kernels.second_stage, index, constants, num_warps=warps, **options)
+            dw = self.dw()
+            made = dw, self.db() if self.centred else dw
+        if self.m:
+            w = rows if weight is None else weight.contiguous()
+            part = self.part() if self.sums else stats
+            tensors: tuple[Tensor, ...] = (rows, dy, w, stats, dx, part)
+            if self.wide:
+                sums = torch.empty_like(stats)
+                self.add(self.add_grid, (rows, dy, w, stats, sums), self.add_counts)
+                tensors = (*tensors, sums)
+            elif self.shared:
+                tensors = (*tensors, self.shares().fill_(-1))  # no share yet
+            for launch in self.first:
+                launch(self.grid, tensors, self.counts)
+            if self.sums:
+                self.second(self.second_grid, (part, *made), self.second_counts)
+        else:
+            for t in made:
+                t.zero_()
+        if not made:
+            return dx, None, None
+        return dx, made[0] if self.given[0] else None, made[1] if self.given[1] else None
 
 
 # --- autograd -------------------------------------------------------------------------------------
@@ -584,7 +373,7 @@ class Normalised(torch.autograd.Function):
 def _gradients(ctx: Any, dy: Tensor) -> Any:
     rows, weight, stats = ctx.saved_tensors
     _, needs_dw, needs_db, _ = ctx.needs_input_grad
-    return *ctx.case.backward(dy, rows, weight, stats, needs_dw, needs_db), None
+    return *ctx.case.backward(dy, rows, weight, stats, needs_dw or needs_db), None
 
 
 _refusing = torch.autograd.function.once_differentiable(_gradients)
@@ -605,7 +394,7 @@ normalised = _applied(Normalised)
 
 
 def norm(
-    form: Form,
+    centred: bool,
     x: Tensor,
     normalized_shape: int | Sequence[int],
     weight: Optional,
@@ -614,18 +403,16 @@ def norm(
     programs: int | None,
 ) -> Tensor:
     """A normalisation of the last dimensions, as the public functions describe it."""
-    if isinstance(normalized_shape, int):
-        shape: tuple[int, ...] = (normalized_shape,)
+    if isinstance(normalized_shape, (tuple, list)):
+        shape: tuple[Any, ...] = tuple(normalized_shape)
     else:
-        shape = shape_of(normalized_shape)
-    if eps is None:
-        refuse(shape, eps, programs, x=x)
+        shape = (normalized_shape,)
     if torch.compiler.is_compiling():
-        check(form, shape, eps, programs, _like(x), {"weight": _like(weight), "bias": _like(bias)})
+        check(centred, shape, eps, programs, x, weight, bias)
         rows = x.reshape(-1, math.prod(shape))
         flat = [None if t is None else t.reshape(-1) for t in (weight, bias)]
-        return _forward_op(rows, *flat, eps, programs or 0, form.centred)[0].view(x.shape)
-    case = case_of(form, shape, eps, programs, x, weight, bias)
+        return _forward_op(rows, *flat, eps, programs or 0, centred)[0].view(x.shape)
+    case = case_of(centred, shape, eps, programs, x, weight, bias)
     if torch.is_grad_enabled() and (
         x.requires_grad
         or (weight is not None and weight.requires_grad)
@@ -636,12 +423,29 @@ def norm(
 
 
 def forward_of(
-    form: Form, x: Tensor, weight: Optional, bias: Optional, eps: float
+    x: Tensor, weight: Optional, bias: Optional, eps: float, centred: bool = True
 ) -> tuple[Tensor, Tensor]:
     """y, and mean and rstd (2, M), without mean (1, M), of rows x (M, N)."""
-    case = case_of(form, (x.shape[1],), eps, None, x, weight, bias)
+    case = case_of(centred, (x.shape[1],), eps, None, x, weight, bias)
     y, _, stats = case.forward(x, weight, bias, True)
     return y, stats
+
+
+def gradients_of(
+    dy: Tensor,
+    x: Tensor,
+    weight: Optional,
+    bias: Optional,
+    stats: Tensor,
+    *,
+    programs: int = 0,
+    sums: bool = True,
+    tiling: Tiling | None = None,
+) -> tuple[Tensor, Optional, Optional]:
+    """dx of x (M, N), dweight and dbias (N,) from the statistics of :func:`forward_of`."""
+    shape = (x.shape[1],)
+    case = case_of(len(stats) == 2, shape, 0.0, programs or None, x, weight, bias)
+    return case.backward(dy, x, weight, stats, sums, tiling)
 
 
 # Under torch.compile the kernels are two opaque operators with known output shapes.
@@ -656,7 +460,7 @@ def _forward_op(
     programs: int,
     centred: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return forward_of(LAYER if centred else RMS, x, weight, bias, eps)
+    return forward_of(x, weight, bias, eps, centred)
 
 
 @_forward_op.register_fake
@@ -670,37 +474,36 @@ def _backward_op(
     dy: torch.Tensor,
     x: torch.Tensor,
     weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
     stats: torch.Tensor,
-    dw_type: torch.dtype | None,
-    db_type: torch.dtype | None,
     programs: int,
+    sums: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    form = LAYER if len(stats) == 2 else RMS
-    results = gradients_of(form, dy, x, weight, stats, dw_type, db_type, programs)
+    results = gradients_of(dy, x, weight, bias, stats, programs=programs, sums=sums)
     none = [x.new_empty(0) if r is None else r for r in results]
     return none[0], none[1], none[2]
 
 
 @_backward_op.register_fake
-def _(dy: Any, x: Any, weight: Any, stats: Any, dw_type: Any, db_type: Any, programs: int) -> Any:
-    sizes = [
-        x.new_empty(0) if t is None else x.new_empty(x.shape[1], dtype=t)
-        for t in (dw_type, db_type)
-    ]
-    return x.new_empty(x.shape), sizes[0], sizes[1]
+def _(dy: Any, x: Any, weight: Any, bias: Any, stats: Any, programs: int, sums: bool) -> Any:
+    dw, db = (
+        x.new_empty(0) if t is None or not sums else x.new_empty(x.shape[1], dtype=t.dtype)
+        for t in (weight, bias)
+    )
+    return x.new_empty(x.shape), dw, db
 
 
 def _setup(ctx: Any, inputs: Any, output: Any) -> None:
     x, weight, bias, _, ctx.programs, _ = inputs
-    ctx.save_for_backward(x, weight, output[1])
-    ctx.types = [_type(weight), _type(bias)]
+    ctx.save_for_backward(x, weight, bias, output[1])
 
 
 def _op_gradients(ctx: Any, dy: Any, dstats: Any) -> Any:
-    x, weight, stats = ctx.saved_tensors
-    types = [t if w else None for t, w in zip(ctx.types, ctx.needs_input_grad[1:3], strict=True)]
-    dx, dw, db = _backward_op(dy, x, weight, stats, *types, ctx.programs)
-    dw, db = (None if t is None else d for t, d in zip(types, (dw, db), strict=True))
+    x, weight, bias, stats = ctx.saved_tensors
+    sums = any(ctx.needs_input_grad[1:3])
+    dx, dw, db = _backward_op(dy, x, weight, bias, stats, ctx.programs, sums)
+    dw = None if weight is None or not sums else dw
+    db = None if bias is None or not sums else db
     return dx, dw, db, None, None, None
 
 

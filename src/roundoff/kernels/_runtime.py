@@ -11,7 +11,7 @@ import contextlib
 import inspect
 import os
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -19,7 +19,6 @@ import torch
 try:
     import triton
     import triton.language as tl
-    from triton.runtime import interpreter
     from triton.runtime.interpreter import InterpretedFunction, interpreter_builder
 except ImportError as error:  # pragma: no cover - the platform has no Triton
     from ..errors import MissingDependencyError
@@ -31,16 +30,17 @@ except ImportError as error:  # pragma: no cover - the platform has no Triton
     ) from error
 
 from ..arguments import check_whole
-from ..describe import lacking
 from ..errors import ArgumentError, UnsupportedError
 
 __all__ = [
+    "COMPILED",
     "Launch",
     "ceil_div",
     "check_device",
     "check_tensor",
     "interpreting",
     "kernel",
+    "launch_of",
     "max_along",
     "min_along",
     "multiprocessors",
@@ -75,23 +75,9 @@ def interpreting() -> bool:
     return _INTERPRETING
 
 
-def _scalars_as_indices() -> None:
-    """Let a loop over a count run in Triton 3.6's interpreter under NumPy 2.5.
+#: For kernels: what the interpreter cannot do is left out there.
+COMPILED = tl.constexpr(not _INTERPRETING)
 
-    That interpreter holds a scalar as an array of one element, and NumPy 2.5 makes an integer only
-    of an array without dimensions. Triton 3.7 takes the element out itself.
-    """
-    original = interpreter._patch_lang_tensor
-
-    def patched(tensor: Any, scope: Any) -> None:
-        original(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    interpreter._patch_lang_tensor = patched
-
-
-if interpreting() and triton.__version__.startswith("3.6."):
-    _scalars_as_indices()
 
 _data_ptr = torch.Tensor.data_ptr
 _get_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
@@ -262,6 +248,18 @@ def _launcher(compiled: Any, constants: tuple[Any, ...]) -> Callable[..., None]:
     return launch
 
 
+@lru_cache(4096)
+def launch_of(
+    kind: tuple[Any, ...],
+    function: Any,
+    index: int,
+    constants: tuple[Any, ...],
+    **options: Any,
+) -> Launch:
+    """The launch of a kernel for arguments of one kind: what compiles alike is analysed once."""
+    return Launch(function, index, constants, **options)
+
+
 _LAUNCHES: dict[Any, Launch] = {}
 
 
@@ -341,21 +339,15 @@ def check_device(device: torch.device, name: str) -> None:
 
 
 def check_tensor(x: Any, name: str) -> None:
-    """Check that this is a torch tensor whose values lie in memory, one beside the other.
+    """Check that this is a torch tensor.
 
     Raises
     ------
     ArgumentError
-        It is something else: a sparse, nested, quantised or masked tensor, or one without values.
-        Of the meta device :func:`check_device` tells.
+        It is something else.
     """
     if not isinstance(x, torch.Tensor):
         raise ArgumentError(name, got=type(x).__name__, expected="a torch tensor")
-    got = None if x.is_meta else lacking(x)
-    if got is None and (x.layout is not torch.strided or x.is_quantized):
-        got = f"a tensor of {x.dtype if x.is_quantized else x.layout}"
-    if got is not None:
-        raise ArgumentError(name, got=got, expected="a dense tensor with values")
 
 
 @contextlib.contextmanager

@@ -21,8 +21,8 @@ between 2**52 and 2**53 units: there float64 holds the multiples of U and nothin
 So *levels* before the last number hold 78 − 2 COUNT + (levels − 1) (51 − COUNT) binades.
 
 A program guesses a window from its first values, adds with one level, notes the largest and the
-smallest value, and looks at the end whether the guess held. If not it reads its values again, with
-three levels, whose window is half the range of float32 at least.
+smallest value, and looks at the end whether the guess held. If not it reads its values twice again,
+with three levels, whose window is half the range of float32 at least.
 
 Lanes end with at most 2**51 units, so that 2**12 of them fit in 64 bits. Number *k* in memory
 counts units of 2**(32 k − 150): shifted to the next lower of these, a sum is cut into three parts
@@ -84,12 +84,11 @@ def _add(
     least,
     begin,
     end,
-    LEVELS: tl.constexpr,  # 1 or 3
-    WINDOW: tl.constexpr,
+    LEVELS: tl.constexpr,  # 1, or 3 for the values of some exponents alone
 ):
     """Add a value to each lane."""
     most, least = _extremes(x, most, least)
-    if WINDOW:  # add only the values of some exponents
+    if LEVELS == 3:
         field = (x.to(tl.int32, bitcast=True) & _SIZE) >> 23
         x = tl.where((field >= begin) & (field < end), x, -0.0)
     rest = x.to(tl.float64)
@@ -125,7 +124,6 @@ def _add_all(
     UNROLL: tl.constexpr,
     COUNT: tl.constexpr,
     LEVELS: tl.constexpr,
-    WINDOW: tl.constexpr,
 ):
     """Add the program's values in a window whose least exponent field is *base*."""
     lane = tl.arange(0, LANES)
@@ -148,7 +146,7 @@ def _add_all(
         start = x_ptr + tl.cast(tile, tl.int64) * (LANES * UNROLL)
         for part in tl.static_range(UNROLL):
             x = tl.load(start + part * LANES + lane).to(tl.float32, bitcast=True)
-            sums = _add(x, *sums, begin, end, LEVELS, WINDOW)
+            sums = _add(x, *sums, begin, end, LEVELS)
     # What is left of the last tile belongs to the program whose turn it is.
     done = tl.cast(tiles, tl.int64) * (LANES * UNROLL)
     mine = tl.program_id(0) == tiles % tl.num_programs(0)
@@ -157,7 +155,7 @@ def _add_all(
         place = done + part * LANES + lane
         bits = tl.load(x_ptr + place, mask=place < M, other=-2147483648)
         x = bits.to(tl.float32, bitcast=True)
-        sums = _add(x, *sums, begin, end, LEVELS, WINDOW)
+        sums = _add(x, *sums, begin, end, LEVELS)
     return sums
 
 
@@ -248,31 +246,25 @@ def _sum_kernel(
     zero = (lane * 0).to(tl.uint32)
     most, least = _extremes(bits.to(tl.float32, bitcast=True), zero, zero - 1)
     highest = max_along((most >> 1).to(tl.int32), 0) >> 23
-    lowest = min_along((least >> 1).to(tl.int32), 0) >> 23
     highest = tl.where((highest == 0) | (highest == 255), 127, highest)
     low = tl.maximum(highest + ABOVE + 1 - NARROW, 0)
-    wide = lowest < low
+    one, two, three, last, most, least = _add_all(
+        x_ptr, M, tiles, low, 0, 0, LANES, UNROLL, COUNT, 1
+    )
+    highest = max_along((most >> 1).to(tl.int32), 0) >> 23
+    smallest = min_along((least >> 1).to(tl.int32), 0)  # the smallest one's bits, less 1
+    wide = (highest < 255) & ((highest >= low + NARROW) | (smallest < (low << 23) - 1))
     if not wide:
+        bins += _digits(one, _start(low + STEP, LANES), low + STEP) + _flags(one)
+        bins += _digits(last, 0.0, low)
+        # Only a sum of negative zeros leaves -0.0 where it began.
+        touched = last.to(tl.int64, bitcast=True) != -(2**63)
+        bins += tl.where(bin_ == _NOT_MINUS_0, max_along(touched.to(tl.int64), 0), 0)
+    for turn in range(tl.where(wide, 2, 0)):
+        begin = turn * WIDE
+        base = tl.minimum(begin, 256 - WIDE)
         one, two, three, last, most, least = _add_all(
-            x_ptr, M, tiles, low, 0, 0, LANES, UNROLL, COUNT, 1, False
-        )
-        highest = max_along((most >> 1).to(tl.int32), 0) >> 23
-        size = min_along((least >> 1).to(tl.int32), 0)  # the smallest one's bits, less 1
-        lowest = size >> 23
-        wide = (highest < 255) & ((highest >= low + NARROW) | (size < (low << 23) - 1))
-        if not wide:
-            bins += _digits(one, _start(low + STEP, LANES), low + STEP) + _flags(one)
-            bins += _digits(last, 0.0, low)
-            # Only a sum of negative zeros leaves -0.0 where it began.
-            touched = last.to(tl.int64, bitcast=True) != -(2**63)
-            bins += tl.where(bin_ == _NOT_MINUS_0, max_along(touched.to(tl.int64), 0), 0)
-    turns = tl.where(wide, 1, 0)
-    turn = turns * 0
-    low = tl.minimum(tl.maximum(((highest + lowest + 1) >> 1) - WIDE // 2, 0), 256 - WIDE)
-    base, begin, end = low, low, low + WIDE
-    while turn < turns:
-        one, two, three, last, most, least = _add_all(
-            x_ptr, M, tiles, base, begin, end, LANES, UNROLL, COUNT, 3, True
+            x_ptr, M, tiles, base, begin, begin + WIDE, LANES, UNROLL, COUNT, 3
         )
         unit = base + STEP
         bins += _flags(one)
@@ -281,15 +273,6 @@ def _sum_kernel(
             bins += _digits(number, _start(unit + level * STEP, LANES), unit + level * STEP)
         bins += _digits(last, 0.0, base)
         bins += tl.where(bin_ == _NOT_MINUS_0, 1, 0)
-        if turn == 0:  # are there values outside of the window?
-            highest = max_along((most >> 1).to(tl.int32), 0) >> 23
-            lowest = (min_along((least >> 1).to(tl.int32), 0) + 1) >> 23
-            turns = tl.where((lowest < begin) | (highest >= end), 3, 1)
-        turn += 1
-        # Above it, then below it: both are shorter.
-        base = tl.where(turn == 1, 256 - WIDE, 0)
-        begin = tl.where(turn == 1, low + WIDE, 0)
-        end = tl.where(turn == 1, 256, low)
     tl.atomic_add(bins_ptr + bin_, bins, mask=bins != 0, sem="relaxed")
     tl.debug_barrier()
     before = tl.atomic_add(bins_ptr + _DONE, 1, sem="acq_rel")

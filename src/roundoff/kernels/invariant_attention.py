@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import math
-from functools import cache, lru_cache
-from typing import Any, NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple, cast
 
 import torch
 
-from ..arguments import check_flag
 from ..errors import ArgumentError, DtypeError, ShapeError, UnsupportedError
 from . import invariant_kernels as kernels
 from ._runtime import ceil_div, interpreting, multiprocessors, power_of_2, run, run_fitting
 from .invariant_matmul import (
-    _SHORT,
     _check_types,
     _on_cpu,
     by_torch,
@@ -62,7 +60,6 @@ def attention(
     causal: bool | str = True,
     mask: torch.Tensor | None = None,
     scale: float | None = None,
-    tf32: bool = False,
 ) -> torch.Tensor:
     r"""Attention :math:`\mathrm{softmax}(q k^\top s)\, v`, equal in prefill, chunks and decoding.
 
@@ -78,9 +75,9 @@ def attention(
               a \leftarrow a\, e^{m - m'} + p\, v, \quad l \leftarrow l\, e^{m - m'} + p\, 1,
 
     where the products are chains as in :func:`roundoff.kernels.matmul`, and on CUDA `p` is rounded
-    to the type of `v` in both. In float32 :math:`l` is 16 chains of keys 16 apart; without TF32
-    scores are sums of chains over 16 values of a head, and :math:`p\, v` of chains over 16 keys,
-    added in ascending order.
+    to the type of `v` in both. In float32, which takes no TF32, :math:`l` is 16 chains of keys 16
+    apart, scores are sums of chains over 16 values of a head, and :math:`p\, v` of chains over 16
+    keys, added in ascending order.
 
     Splits are joined in ascending order in the same way; the result is :math:`a / l`. With few
     rows each split has a GPU program of its own, with many one program has them all: the same
@@ -101,15 +98,11 @@ def attention(
         of `causal`. It says which keys are padding, or a part of the cache that is still empty.
     scale : float, optional
         Of the scores; by default 1 / sqrt(head).
-    tf32 : bool
-        Whether products of float32 on CUDA round their factors to TF32.
-
     Returns
     -------
     torch.Tensor
-        Shape (batch, heads, queries, head), contiguous, of the type of `q`. Differentiable
-        once, by the formulas of softmax attention: in 16 bits on CUDA by torch's own attention,
-        else in float32 with all scores in memory.
+        Shape (batch, heads, queries, head), contiguous, of the type of `q`. The gradients are
+        those of torch's own attention.
 
     Raises
     ------
@@ -139,30 +132,27 @@ def attention(
     """
     try:
         _check(q, k, v)
-    except (AttributeError, RuntimeError):
+    except AttributeError:
         check_tensors(q=q, k=k, v=v)
         raise
-    check_flag("tf32", tf32)
     batch, _, queries, _ = q.shape
     keys = k.shape[2]
     scale = q.shape[3] ** -0.5 if scale is None else scale
     if mask is not None:
         if torch.compiler.is_compiling():  # whether a mask has gaps decides what is computed
-            return _differentiable_masked(q, k, v, mask, scale, tf32)
+            return _traced_masked(q, k, v, mask, scale)
         seen = seen_by_mask(mask, batch, queries, keys)
     else:
         seen = seen_by_position(batch, queries, keys, q.device, causal)
-    asked = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    as_torch = asked and q.is_cuda and q.dtype in _SHORT and not is_traced(q)
-    if as_torch and q.numel() and keys:
+    if is_traced(q):
+        return _traced(q, k, v, *seen, scale)
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         # The gradients are torch's, and do not read this result. Its values are ours.
         with by_torch(q):
             y = _attention_of_torch(q, k, v, _visible(seen, keys), scale)
-        y.data.copy_(attend(q, k, v, seen, scale, tf32))
+        y.data.copy_(attend(q, k, v, seen, scale))
         return y
-    if asked or is_traced(q):
-        return _differentiable(q, k, v, *seen, scale, tf32)
-    return attend(q, k, v, seen, scale, tf32)
+    return attend(q, k, v, seen, scale)
 
 
 def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -236,8 +226,13 @@ def seen_by_position(
         return Seen(*make(batch, queries, keys, device, kind))
 
 
-def seen_by_mask(mask: torch.Tensor, batch: int, queries: int, keys: int) -> Seen:
+def seen_by_mask(
+    mask: torch.Tensor, batch: int, queries: int, keys: int, keep: bool = True
+) -> Seen:
     """What queries see by a mask, (batch or 1, 1, queries or 1, keys), true where seen.
+
+    A model has one mask for all its layers, and whether it has gaps costs a wait for the device: a
+    mask remembers that it has none, and with *keep* what is seen.
 
     Examples
     --------
@@ -248,52 +243,23 @@ def seen_by_mask(mask: torch.Tensor, batch: int, queries: int, keys: int) -> See
     """
     if not isinstance(mask, torch.Tensor):
         raise ArgumentError("mask", got=type(mask).__name__, expected="a torch tensor")
-    known = getattr(mask, "_seen", None)
-    state = _state(mask, batch, queries, keys)
-    if state is not None and known is not None and known[0] == state:
-        return known[1]
-    seen = _seen_by_mask(mask, batch, queries, keys)
+    # In a capture nothing can be asked, and what is computed is not there before a replay.
+    recorded = _capturing(mask.device)
+    state = None if recorded or mask.is_inference() else (mask._version, batch, queries, keys)
+    known, seen = getattr(mask, "_seen", (None, None))
+    known = state is not None and known == state
+    if known and seen is not None:
+        return cast(Seen, seen)
+    made = _seen_by_mask(mask, batch, queries, keys, ask=not recorded and not known)
+    if keep and state is not None:
+        made.first._of_a_mask = {}  # type: ignore[attr-defined]
     if state is not None:
-        # A model has one mask for all its layers, and asking costs a wait for the device.
-        mask._seen = state, seen  # type: ignore[attr-defined]
-        seen.first._of_a_mask = {}  # type: ignore[attr-defined]
-    return seen
+        mask._seen = state, made if keep else None  # type: ignore[attr-defined]
+    return made
 
 
-def _state(mask: torch.Tensor, *sizes: int) -> tuple[int, ...] | None:
-    """What says that a mask has not changed; None where nothing does."""
-    # In another capture the ranges would be those that this one's replays have last written.
-    capture = _capture() if _capturing(mask.device) else 0
-    return None if mask.is_inference() or capture is None else (mask._version, capture, *sizes)
-
-
-@cache
-def _capture_information() -> Any:
-    """The driver's cuStreamGetCaptureInfo_v2, which torch does not offer; None without a driver."""
-    try:
-        return ctypes.CDLL("libcuda.so.1").cuStreamGetCaptureInfo_v2
-    except (OSError, AttributeError):
-        return None
-
-
-def _capture() -> int | None:
-    """The number of the capture under way on the current stream; None if the driver has none."""
-    ask, status, number = _capture_information(), ctypes.c_int(), ctypes.c_uint64()
-    if ask is None:
-        return None
-    stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-    if (
-        ask(stream, ctypes.byref(status), ctypes.byref(number), None, None, None)
-        or status.value != 1
-    ):
-        return None
-    return number.value
-
-
-def _seen_by_mask(
-    mask: torch.Tensor, batch: int, queries: int, keys: int, whole_rows: bool = False
-) -> Seen:
-    """With *whole_rows* it is known that no row has holes, for which the device is asked else."""
+def _seen_by_mask(mask: torch.Tensor, batch: int, queries: int, keys: int, ask: bool) -> Seen:
+    """With *ask* a row with gaps is refused; else it is made to see nothing but a NaN."""
     shape = tuple(mask.shape)
     ones = (1, shape[1] if mask.dim() == 4 and not mask.stride(1) else 1)
     if mask.dim() != 4 or any(
@@ -312,35 +278,32 @@ def _seen_by_mask(
     if not whole.numel():
         none = torch.zeros(batch, queries, dtype=torch.int32, device=mask.device)
         return Seen(none, none)
-    # In a capture nothing can be asked: a row with holes is made to see nothing but a NaN.
-    recorded = _capturing(mask.device)
-    first, last, holes = _ranges(whole, refuse=recorded)
-    if not recorded and not whole_rows and bool(holes.any()):
+    seen = _ranges_by_kernel(whole) if mask.is_cuda else _ranges(whole)
+    if ask and int(seen.last.min()) < 0:
         raise UnsupportedError(
             "the keys that a query sees have gaps",
             got=f"a mask {shape}",
             expected="a stretch of the keys",
             hint="padding on the left of the prompts",
         )
-    return Seen(first, last)
+    return seen
 
 
-def _ranges(mask: torch.Tensor, refuse: bool = False) -> tuple[torch.Tensor, ...]:
-    """First key, the one after the last, and unseen keys between, of (batch, queries, keys)."""
-    if mask.device.type == "cuda":
-        return _ranges_by_kernel(mask, refuse)
+def _ranges(mask: torch.Tensor) -> Seen:
+    """What the kernel ``ranges`` finds in a mask (batch, queries, keys)."""
     count = mask.sum(-1)
     first = torch.where(count > 0, mask.to(torch.uint8).argmax(-1), 0)
     last = torch.where(count > 0, mask.shape[-1] - mask.flip(-1).to(torch.uint8).argmax(-1), 0)
-    return tuple(t.to(torch.int32) for t in (first, last, last - first - count))
+    last = last.masked_fill(last - first > count, -1)
+    return Seen(first.to(torch.int32), last.to(torch.int32))
 
 
-def _ranges_by_kernel(mask: torch.Tensor, refuse: bool = False) -> tuple[torch.Tensor, ...]:
+def _ranges_by_kernel(mask: torch.Tensor) -> Seen:
     batch, queries, keys = mask.shape
-    made = [mask.new_empty(batch, queries, dtype=torch.int32) for _ in range(3)]
-    sizes = (queries, keys, *mask.stride(), refuse, 1024)
+    made = Seen(*(mask.new_empty(batch, queries, dtype=torch.int32) for _ in range(2)))
+    sizes = (queries, keys, *mask.stride(), 1024)
     run(kernels.ranges, (queries, batch), mask.view(torch.uint8), *made, *sizes)
-    return tuple(made)
+    return made
 
 
 # The computation. -----------------------------------------------------------------------------
@@ -353,7 +316,6 @@ def attend(
     v: torch.Tensor,
     seen: Seen,
     scale: float | None = None,
-    tf32: bool = False,
 ) -> torch.Tensor:
     """Attention of queries that see a stretch of the keys each: what ``attention`` computes.
 
@@ -365,8 +327,6 @@ def attend(
         What each query sees, of :func:`seen_by_position` or :func:`seen_by_mask` with as many keys.
     scale : float, optional
         Of the scores; one over the root of the head's size by default.
-    tf32 : bool
-        Whether products of float32 on a GPU may be in TF32.
 
     Returns
     -------
@@ -390,7 +350,7 @@ def attend(
         return q.new_zeros(q.shape)
     if q.device.type == "cpu":
         return _by_torch(q, k, v, seen, scale)
-    return _by_kernel(q, k, v, seen, scale, tf32)
+    return _by_kernel(q, k, v, seen, scale)
 
 
 def _by_torch(
@@ -484,18 +444,9 @@ def _tile(
     sums = _on_cpu(p, torch.cat([clean.t(), v.new_ones(1, TILE)]), None)
     made = acc * shrink + sums[:, :-1]
     if not bool(finite.all()):
-        made = made + _special(p, v, visible)
+        bad = visible[:, :, None] & ~finite
+        made = made + torch.where(bad, p[:, :, None] * v, 0.0).sum(1)
     return made, total * shrink + sums[:, -1:], higher
-
-
-def _special(p: torch.Tensor, v: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
-    """What infinities and NaN among the values add to each element of the result."""
-    some, none = ((visible & (p > 0)).to(p), (visible & (p == 0)).to(p))
-    up, down = some @ (v == torch.inf).to(p) > 0, some @ (v == -torch.inf).to(p) > 0
-    # Zero times infinity is no number.
-    bad = visible.to(p) @ v.isnan().to(p) + none @ v.isinf().to(p) > 0
-    signed = torch.where(up, torch.inf, torch.where(down, -torch.inf, 0.0)).to(p)
-    return torch.where(bad | (up & down), torch.nan, signed)
 
 
 def _rows(rows: int, head: int, itemsize: int) -> tuple[int, int]:
@@ -519,7 +470,6 @@ def _by_kernel(
     v: torch.Tensor,
     seen: Seen,
     scale: float,
-    tf32: bool,
     rows: int | None = None,
     each: int | None = None,
 ) -> torch.Tensor:
@@ -540,21 +490,12 @@ def _by_kernel(
     if each is None:
         each = ceil_div(programs * splits, 2 * multiprocessors(index))
     apart = each < splits
-    tf32 = tf32 and q.dtype == torch.float32  # of 16 bits there is no other precision
     out = q.new_empty(q.shape)
     count = batch * heads * queries
     # Types are the same in both forms: one compiled kernel serves them.
     partial = q.new_empty((splits, count, head) if apart else 0, dtype=torch.float32)
     stats = q.new_empty(splits, count, 2, dtype=torch.float32) if apart else partial
-    constants = (
-        wide,
-        rows,
-        TILE,
-        SPLIT,
-        apart and each > 1,
-        "tf32" if tf32 else "ieee",
-        not interpreting(),
-    )
+    constants = (wide, rows, TILE, SPLIT, apart and each > 1)
     args = (
         q,
         k,
@@ -576,7 +517,7 @@ def _by_kernel(
         *v.stride(),
         *constants,
     )
-    kind, stages = (index, q.dtype, wide, rows, tf32), 3 if wide * itemsize <= 256 else 2
+    kind, stages = (index, q.dtype, wide, rows), 3 if wide * itemsize <= 256 else 2
     grid = (programs, ceil_div(splits, each) if apart else 1)
     # Without contraction: both forms of the kernel then do the same operations.
     options = {"num_warps": warps, "enable_fp_fusion": False}
@@ -594,7 +535,7 @@ def _by_kernel(
             splits,
             wide,
             block,
-            splits <= 2,
+            2 if splits <= 2 else 8,
             num_warps=4,
             enable_fp_fusion=False,
         )
@@ -608,29 +549,16 @@ def _attention(
     first: torch.Tensor,
     last: torch.Tensor,
     scale: float,
-    tf32: bool,
 ) -> torch.Tensor:
-    return attend(q, k, v, Seen(first, last), scale, tf32)
+    return attend(q, k, v, Seen(first, last), scale)
 
 
 def _masked_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float, tf32: bool
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    return attend(q, k, v, _fresh_seen(mask, q.shape[0], q.shape[2], k.shape[2]), scale, tf32)
-
-
-def _fresh_seen(mask: torch.Tensor, batch: int, queries: int, keys: int) -> Seen:
-    """As :func:`seen_by_mask`, and without keeping tensors.
-
-    A compiler's CUDA graph has a pool of memory, which must be free when a run ends. Kept is only
-    that a mask has no holes: to ask waits for the device.
-    """
-    state = None if _capturing(mask.device) else _state(mask, batch, queries, keys)
-    whole_rows = state is not None and getattr(mask, "_whole_rows", None) == state
-    seen = _seen_by_mask(mask, batch, queries, keys, whole_rows)
-    if state is not None:
-        mask._whole_rows = state  # type: ignore[attr-defined]
-    return seen
+    # A compiler's CUDA graph has a pool of memory, which must be free when a run ends.
+    seen = seen_by_mask(mask, q.shape[0], q.shape[2], k.shape[2], keep=False)
+    return attend(q, k, v, seen, scale)
 
 
 def _empty(q: torch.Tensor, *_: Any) -> torch.Tensor:
@@ -638,24 +566,23 @@ def _empty(q: torch.Tensor, *_: Any) -> torch.Tensor:
 
 
 def _setup(ctx: Any, inputs: Any, output: Any) -> None:
-    *tensors, ctx.scale, _ = inputs
-    ctx.save_for_backward(output, *tensors)
+    *tensors, ctx.scale = inputs
+    ctx.save_for_backward(*tensors)
 
 
 def _backward(ctx: Any, dy: torch.Tensor) -> Any:
-    y, q, k, v, *seen = ctx.saved_tensors
-    made = _gradients(dy, q, k, v, y, _visible(Seen(*seen), k.shape[2]), ctx.scale)
-    return *made, *[None] * 4
+    q, k, v, *seen = ctx.saved_tensors
+    sees = _visible(Seen(*seen), k.shape[2])
+    return *_gradients(dy, q, k, v, sees, ctx.scale), None, None, None
 
 
 def _masked_backward(ctx: Any, dy: torch.Tensor) -> Any:
-    y, q, k, v, mask = ctx.saved_tensors
-    made = _gradients(dy, q, k, v, y, _sees(mask[:, 0]), ctx.scale)
-    return *made, None, None, None
+    q, k, v, mask = ctx.saved_tensors
+    return *_gradients(dy, q, k, v, _sees(mask[:, 0]), ctx.scale), None, None
 
 
-_differentiable = operator("invariant_attention", _attention, _empty, _setup, _backward)
-_differentiable_masked = operator(
+_traced = operator("invariant_attention", _attention, _empty, _setup, _backward)
+_traced_masked = operator(
     "invariant_masked_attention", _masked_attention, _empty, _setup, _masked_backward
 )
 
@@ -689,30 +616,6 @@ def _visible(seen: Seen, keys: int) -> _Sees:
 
 
 def _gradients(
-    dy: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    y: torch.Tensor,
-    sees: _Sees,
-    scale: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Those of softmax(q kᵀ s) v with respect to q, k and v, at float32 or wider."""
-    if q.is_cuda and q.dtype in _SHORT:
-        return _gradients_by_torch(dy, q, k, v, sees, scale)
-    groups = k.shape[1]
-    wide = torch.promote_types(q.dtype, torch.float32)
-    qs, dys, ys = (t.unflatten(1, (groups, -1)).to(wide) for t in (q, dy, y))
-    ks, vs = (t.unsqueeze(2).to(wide) for t in (k, v))
-    scores = (qs @ ks.mT * scale).masked_fill(~sees.keys[:, None, None], -torch.inf)
-    p = scores.softmax(-1).masked_fill(~sees.some[:, None, None], 0.0)
-    ds = p * (dys @ vs.mT - (dys * ys).sum(-1, keepdim=True)) * scale
-    dq = (ds @ ks).flatten(1, 2)
-    dk, dv = ((t.mT @ o).sum(2) for t, o in ((ds, qs), (p, dys)))
-    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
-
-
-def _gradients_by_torch(
     dy: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sees: _Sees, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Torch's own attention once more, and its gradients: scores need not be in memory."""

@@ -14,12 +14,8 @@ from typing import Any
 
 import torch
 
-from ..errors import ShapeError
-from ._runtime import check_tensor
-
 __all__ = ["Route", "cancelling", "plainly", "route", "routes"]
 
-_SHORT = (torch.bfloat16, torch.float16)
 Route = Callable[[torch.Tensor, torch.Tensor, "torch.Tensor | None"], torch.Tensor]
 
 
@@ -54,6 +50,11 @@ def _in_pieces(
     return y
 
 
+def _switch_of(dtype: torch.dtype) -> str:
+    kind = "bf16" if dtype == torch.bfloat16 else "fp16"
+    return f"allow_{kind}_reduced_precision_reduction"
+
+
 #: Ways to have cuBLAS compute a product, by name, in the order in which they are tried.
 _ROUTES: dict[str, Route] = {
     "cuBLAS": plainly,
@@ -73,11 +74,7 @@ def _without_split(dtype: torch.dtype) -> Iterator[None]:
     torch's switches are of the process: a product of another thread in these microseconds is
     not split, either.
     """
-    if dtype not in _SHORT:
-        yield
-        return
-    switches = torch.backends.cuda.matmul
-    name = f"allow_{'bf16' if dtype == torch.bfloat16 else 'fp16'}_reduced_precision_reduction"
+    switches, name = torch.backends.cuda.matmul, _switch_of(dtype)
     with _LOCK:
         before = getattr(switches, name), getattr(switches, f"{name}_split_k")
         backend = torch.backends.cuda.preferred_blas_library()
@@ -124,16 +121,13 @@ def route(
 
 def _switches(dtype: torch.dtype) -> tuple[Any, ...]:
     """What torch is told of products in a type: another library has other kernels."""
-    switches = torch.backends.cuda.matmul
-    reduced = "allow_fp16_reduced_precision_reduction"
-    if dtype == torch.bfloat16:
-        reduced = "allow_bf16_reduced_precision_reduction"
+    switches, name = torch.backends.cuda.matmul, _switch_of(dtype)
     with _LOCK:  # another thread may be within _without_split
         return (
             torch.backends.cuda.preferred_blas_library(),
-            getattr(switches, reduced, None),
-            getattr(switches, f"{reduced}_split_k", None),
-            dtype == torch.float16 and getattr(switches, "allow_fp16_accumulation", False),
+            getattr(switches, name),
+            getattr(switches, f"{name}_split_k"),
+            switches.allow_fp16_accumulation,
         )
 
 
@@ -169,7 +163,7 @@ def _proved(
                 made = [way(*operands).view(torch.int16) for operands in laid]
                 if all(map(torch.equal, made, wanted)):
                     equal[name] = way
-            except (RuntimeError, AttributeError):  # torch has no such kernel, or no such switch
+            except RuntimeError:  # torch has no such kernel
                 continue
             if "cuBLAS" in equal:  # what torch takes, and no slower than it
                 return "cuBLAS"
@@ -192,11 +186,11 @@ def _sets(x: Any, weight: torch.Tensor, bias: Any) -> list[tuple[Any, ...]]:
     return [(x, w, bias) for w in (weight, *(_like(weight, weight) for _ in range(count - 1)))]
 
 
-def _milliseconds(way: Route, sets: list[tuple[Any, ...]], repeats: int = 2) -> float:
+def _milliseconds(way: Route, sets: list[tuple[Any, ...]]) -> float:
     """The GPU's least time for ten calls or more in a row, launched while it waits."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     times = []
-    for _ in range(repeats):
+    for _ in range(2):
         torch.cuda._sleep(1_500_000)  # cycles: longer than the host takes for the launches
         begin.record()
         for operands in sets * -(-10 // len(sets)):
@@ -219,9 +213,7 @@ def _like(tensor: Any, values: Any) -> Any:
     return laid.copy_(values)
 
 
-def cancelling(
-    x: torch.Tensor, weight: torch.Tensor, seed: int = 0
-) -> tuple[torch.Tensor, torch.Tensor]:
+def cancelling(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Operands whose products cancel: what remains is the rounding, which shows every order.
 
     The second half of x is the first with the other sign, against equal columns of the weight,
@@ -238,16 +230,8 @@ def cancelling(
     >>> float((x.double() @ w.double().T).abs().max()) < 1e-12
     True
     """
-    check_tensor(x, "x")
-    check_tensor(weight, "weight")
-    if x.dim() != 2 or weight.dim() != 2 or x.shape[1] != weight.shape[1]:
-        raise ShapeError(
-            "x and weight do not meet",
-            got=f"{tuple(x.shape)} and {tuple(weight.shape)}",
-            expected="(M, K) and (N, K)",
-        )
     k = x.shape[1]
-    generator = torch.Generator(x.device).manual_seed(seed)
+    generator = torch.Generator(x.device).manual_seed(0)
     draw = partial(torch.randn, generator=generator, device=x.device, dtype=x.dtype)
     a, b = (draw(len(t), k // 2) for t in (x, weight))
     a = a * torch.exp2((torch.arange(k // 2, device=x.device) % 13 - 6).to(x.dtype))

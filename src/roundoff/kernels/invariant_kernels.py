@@ -3,7 +3,8 @@
 A row's result depends on its own operands alone, in an order of addition that is the same in every
 tile. Attention is compiled without contraction into fused multiply-adds, so that two kernels
 with the same operations have the same bits. In float32 a long chain of additions would err more
-than cuBLAS's product: sums there are cut into short chains, which are added in order.
+than cuBLAS's product: sums there are cut into short chains, which are added in order. A product
+never takes TF32.
 """
 
 # A language of its own: without starred tuples, and typed by Triton.
@@ -14,12 +15,10 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from ._runtime import kernel, max_along, min_along, sum_along
-from .llama import _nearest
+from ._runtime import COMPILED, kernel, max_along, min_along, sum_along
 
 __all__ = [
     "attend",
-    "log_softmax_rows",
     "merge",
     "product",
     "ranges",
@@ -29,20 +28,17 @@ __all__ = [
 
 
 @kernel
-def _times(a, b, acc, PRECISION: tl.constexpr, COMPILED: tl.constexpr):
-    """acc + a b, in float32."""
-    a, b = _nearest(a, PRECISION, COMPILED), _nearest(b, PRECISION, COMPILED)
-    return tl.dot(a, b, acc, input_precision=PRECISION)
+def _chain(a, b):
+    """The product a b of float32 as a chain of its own.
 
-
-@kernel
-def _apart(x, COMPILED: tl.constexpr):
-    """*x*, out of the compiler's sight: it would make acc + (a b) the chain acc + a b."""
+    Where it is added, the compiler would make of it and the addition one longer chain.
+    """
+    made = tl.dot(a, b, input_precision="ieee")
     if COMPILED:
-        return tl.inline_asm_elementwise(
-            "mov.b32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        made = tl.inline_asm_elementwise(
+            "mov.b32 $0, $1;", "=f,f", [made], dtype=tl.float32, is_pure=True, pack=1
         )
-    return x
+    return made
 
 
 @kernel
@@ -60,19 +56,16 @@ def product(
     stride_wb,
     stride_wn,
     stride_wk,
-    stride_bias,
     SWAP: tl.constexpr,  # the weight is the left operand: for few rows
     ROWS: tl.constexpr,  # of x in a tile
     COLUMNS: tl.constexpr,  # of y in a tile
     DEPTH: tl.constexpr,  # of K in a step; of float32 in a chain, and chains in a sum
-    GROUP: tl.constexpr,  # tiles of rows that follow each other, so that the cache serves them
     EVEN: tl.constexpr,  # K is a multiple of DEPTH
     BIAS: tl.constexpr,
-    PRECISION: tl.constexpr,  # of float32: "tf32" or "ieee"
-    COMPILED: tl.constexpr,
 ):
     """y = x w^T + bias: one chain over K, ascending, for each element; in float32 several."""
-    SHORT: tl.constexpr = PRECISION == "ieee" and x.dtype.element_ty == tl.float32
+    FLOAT: tl.constexpr = x.dtype.element_ty == tl.float32
+    GROUP: tl.constexpr = 8  # tiles of rows that follow each other, so that the cache serves them
     tile = tl.program_id(0)
     batch = tl.program_id(1).to(tl.int64)
     down, across = (M + ROWS - 1) // ROWS, (N + COLUMNS - 1) // COLUMNS
@@ -84,16 +77,11 @@ def product(
     xs = x + batch * stride_xb + tl.minimum(m, M - 1).to(tl.int64) * stride_xm
     ws = w + batch * stride_wb + tl.minimum(n, N - 1).to(tl.int64) * stride_wn
     k = tl.arange(0, DEPTH)
-    if SWAP:
-        acc = tl.full((COLUMNS, ROWS), 0.0, tl.float32)
-        left = ws[:, None] + k[None, :] * stride_wk
-        right = xs[None, :] + k[:, None] * stride_xk
-        step_left, step_right = DEPTH * stride_wk, DEPTH * stride_xk
-    else:
-        acc = tl.full((ROWS, COLUMNS), 0.0, tl.float32)
-        left = xs[:, None] + k[None, :] * stride_xk
-        right = ws[None, :] + k[:, None] * stride_wk
-        step_left, step_right = DEPTH * stride_xk, DEPTH * stride_wk
+    first, step_first = (ws, stride_wk) if SWAP else (xs, stride_xk)
+    second, step_second = (xs, stride_xk) if SWAP else (ws, stride_wk)
+    left = first[:, None] + k[None, :] * step_first
+    right = second[None, :] + k[:, None] * step_second
+    acc = tl.full((first.shape[0], second.shape[0]), 0.0, tl.float32)
     part = tl.full(acc.shape, 0.0, tl.float32)
     for start in range(0, K, DEPTH):
         if EVEN:
@@ -101,61 +89,24 @@ def product(
         else:
             a = tl.load(left, mask=(k < K - start)[None, :], other=0.0)
             b = tl.load(right, mask=(k < K - start)[:, None], other=0.0)
-        if SHORT:
-            none = tl.full(acc.shape, 0.0, tl.float32)
-            part += _apart(_times(a, b, none, PRECISION, COMPILED), COMPILED)
+        if FLOAT:
+            part += _chain(a, b)
             full = start // DEPTH % DEPTH == DEPTH - 1
             acc = tl.where(full, acc + part, acc)
             part = tl.where(full, 0.0, part)
         else:
-            acc = _times(a, b, acc, PRECISION, COMPILED)
-        left += step_left
-        right += step_right
-    if SHORT:
+            acc = tl.dot(a, b, acc)
+        left += DEPTH * step_first
+        right += DEPTH * step_second
+    if FLOAT:
         acc += part
-    inside_m, inside_n = m < M, n < N
-    base = y + batch * M * N
     if BIAS:
-        b = tl.load(bias + n * stride_bias, mask=inside_n, other=0.0).to(tl.float32)
-    if SWAP:
-        if BIAS:
-            acc += b[:, None]
-        at = base + m.to(tl.int64)[None, :] * N + n[:, None]
-        tl.store(at, acc.to(y.dtype.element_ty), mask=inside_m[None, :] & inside_n[:, None])
-    else:
-        if BIAS:
-            acc += b[None, :]
-        at = base + m.to(tl.int64)[:, None] * N + n[None, :]
-        tl.store(at, acc.to(y.dtype.element_ty), mask=inside_m[:, None] & inside_n[None, :])
-
-
-@kernel
-def _special(
-    made,
-    p,
-    v,
-    start,
-    lo,
-    hi,
-    mine,
-    head,
-    stride_vn,
-    stride_vd,
-    there,
-    D: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    """Add what infinities and NaN among the values of a tile are to those who see them."""
-    d, column = tl.arange(0, D), tl.arange(0, TILE)
-    for j in range(there):
-        at = tl.cast(start + j, tl.int64)
-        seen = (start + j >= lo) & (start + j < hi) & mine
-        value = tl.load(v + at * stride_vn + d * stride_vd, mask=d < head, other=0.0)
-        value = tl.where(d < head, value.to(tl.float32), 0.0)
-        bad = (value != value) | (tl.abs(value) == float("inf"))
-        weight = sum_along(tl.where(column[None, :] == j, p, 0.0), 1)
-        made += tl.where(seen[:, None] & bad[None, :], weight[:, None] * value[None, :], 0.0)
-    return made
+        b = tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)
+        acc += b[:, None] if SWAP else b[None, :]
+    row = m[None, :] if SWAP else m[:, None]
+    column = n[:, None] if SWAP else n[None, :]
+    at = y + batch * M * N + row.to(tl.int64) * N + column
+    tl.store(at, acc.to(y.dtype.element_ty), mask=(row < M) & (column < N))
 
 
 @kernel
@@ -165,57 +116,39 @@ def _halves(x):
 
 
 @kernel
-def _short_scores(
-    scores, q, k, inside_q, inside_k, head, stride_qd, stride_kd, COMPILED: tl.constexpr
-):
-    """scores + q k^T in float32: each 16 values of a head are a chain, added in order."""
-    none = tl.full(scores.shape, 0.0, tl.float32)
+def _short_scores(q, k, inside_q, inside_k, head, stride_qd, stride_kd):
+    """q k^T in float32: each 16 values of a head are a chain, added in order."""
+    scores = tl.full((q.shape[0], k.shape[0]), 0.0, tl.float32)
     for start in range(0, head, 16):
         d = start + tl.arange(0, 16)
         inside = (d < head)[None, :]
         queries = tl.load(q + d[None, :] * stride_qd, mask=inside_q & inside, other=0.0)
         keys = tl.load(k + d[None, :] * stride_kd, mask=inside_k & inside, other=0.0)
-        scores += _apart(_times(queries, tl.trans(keys), none, "ieee", COMPILED), COMPILED)
+        scores += _chain(queries, tl.trans(keys))
     return scores
 
 
 @kernel
-def _short_sum(
-    acc,
-    p,
-    v,
-    start,
-    rank,
-    head,
-    stride_vn,
-    stride_vd,
-    D: tl.constexpr,
-    MASKED: tl.constexpr,
-    COMPILED: tl.constexpr,
-):
+def _short_sum(acc, p, v, start, rank, head, stride_vn, stride_vd, D: tl.constexpr):
     """acc + p v in float32 for 16 keys: a chain of their own."""
     d, j = tl.arange(0, D), start + tl.arange(0, 16)
     at = j.to(tl.int64)
     inside = (j < rank)[:, None] & (d < head)[None, :]
     values = tl.load(v + at[:, None] * stride_vn + d[None, :] * stride_vd, mask=inside, other=0.0)
-    if MASKED:
-        values = tl.where((values == values) & (tl.abs(values) != float("inf")), values, 0.0)
-    none = tl.full(acc.shape, 0.0, tl.float32)
-    return acc + _apart(_times(p, values, none, "ieee", COMPILED), COMPILED)
+    values = tl.where((values == values) & (tl.abs(values) != float("inf")), values, 0.0)
+    return acc + _chain(p, values)
 
 
 @kernel
-def _tile(
-    acc,
-    total,
-    most,
+def _stretch(
     queries,
     q,
     stride_qd,
     k,
     v,
-    start,
-    rank,
+    begin,
+    end,
+    least,  # all rows see the keys before it
     lo,
     hi,
     mine,
@@ -226,91 +159,107 @@ def _tile(
     stride_vd,
     scale,
     scale_low,
+    partial,
+    stats,
+    anchor,
+    count,
+    flat,
     D: tl.constexpr,
     TILE: tl.constexpr,
-    MASKED: tl.constexpr,
-    PRECISION: tl.constexpr,
-    COMPILED: tl.constexpr,
+    SPLIT: tl.constexpr,
+    MANY: tl.constexpr,  # at the end of each split its sums are stored, and begin anew
 ):
-    """One tile of keys into the running sums of a split (online softmax)."""
-    SHORT: tl.constexpr = PRECISION == "ieee" and queries.dtype == tl.float32
+    """Tiles of keys into the running sums of a split (online softmax)."""
+    FLOAT: tl.constexpr = queries.dtype == tl.float32
     d = tl.arange(0, D)
-    j = start + tl.arange(0, TILE)
-    there = j < rank
-    at = j.to(tl.int64)
-    inside = (d < head)[None, :]
-    if MASKED:
-        inside = there[:, None] & inside
-    rows = k + at[:, None] * stride_kn
-    empty = tl.full((queries.shape[0], TILE), 0.0, tl.float32)
-    if SHORT:
-        products = _short_scores(
-            empty, q, rows, mine[:, None], there[:, None], head, stride_qd, stride_kd, COMPILED
-        )
-    else:
-        keys = tl.load(rows + d[None, :] * stride_kd, mask=inside, other=0.0)
-        products = _times(queries, tl.trans(keys), empty, PRECISION, COMPILED)
-    scores = products * scale
-    seen = (j[None, :] >= lo[:, None]) & (j[None, :] < hi[:, None]) & mine[:, None]
-    if MASKED:
-        scores = tl.where(seen, scores, float("-inf"))
-    higher = tl.maximum(most, max_along(scores, 1))
-    # A row that has seen no key yet has no largest score to subtract.
-    floor = tl.where(higher == float("-inf"), 0.0, higher)
-    exponents = scores - floor[:, None]
-    if queries.dtype == tl.float32:
-        exponents = tl.fma(products, empty + scale, empty - floor[:, None])  # rounded once
-        if MASKED:
-            exponents = tl.where(seen, exponents, float("-inf"))
-    p = tl.math.exp2(exponents)
-    if SHORT:  # what rounding took from the scale would move all weights of a row the same way
-        p = tl.where(p == 0.0, p, tl.fma(p, products * scale_low, p))
-    shrink = tl.math.exp2(most - floor)[:, None]
-    values = tl.load(v + at[:, None] * stride_vn + d[None, :] * stride_vd, mask=inside, other=0.0)
-    clean = values
-    if MASKED:
-        # Zero times a NaN that a row must not see would reach it all the same.
-        finite = (values == values) & (tl.abs(values) != float("inf"))
-        clean = tl.where(finite, values, 0.0).to(values.dtype)
-    rounded = p.to(values.dtype)
-    if SHORT:
-        # A chain over hundreds of keys would err more than torch: each 16 keys are a chain, and
-        # the weights are added up in 16 chains of keys 16 apart.
-        first, second = _halves(rounded)
-        one, two = _halves(first)
-        three, four = _halves(second)
-        sums = total * shrink + one + two + three + four
-        rest = rank, head, stride_vn, stride_vd
-        made = _short_sum(acc * shrink, one, v, start, *rest, D, MASKED, COMPILED)
-        made = _short_sum(made, two, v, start + 16, *rest, D, MASKED, COMPILED)
-        made = _short_sum(made, three, v, start + 32, *rest, D, MASKED, COMPILED)
-        made = _short_sum(made, four, v, start + 48, *rest, D, MASKED, COMPILED)
-    else:
-        # The same product adds the weights up: a sum over a tile has no order of its own.
-        ones = tl.full((TILE, 16), 1.0, values.dtype)
-        if values.dtype == tl.float32:  # in TF32, 16 chains of keys 16 apart
-            apart = tl.arange(0, TILE)[:, None] % 16 == tl.arange(0, 16)[None, :]
-            ones = apart.to(tl.float32)
-        sums = _times(rounded, ones, total * shrink, PRECISION, COMPILED)
-        made = _times(rounded, clean, acc * shrink, PRECISION, COMPILED)
-    if MASKED:  # noqa: SIM102 - the compiler's question, not the kernel's
-        if max_along(max_along((~finite).to(tl.int32), 1), 0) > 0:
-            made = _special(
-                made,
-                rounded.to(tl.float32),
-                v,
-                start,
-                lo,
-                hi,
-                mine,
-                head,
-                stride_vn,
-                stride_vd,
-                tl.minimum(rank - start, TILE),
-                D,
-                TILE,
-            )
-    return made, sums, higher
+    inside_head = (d < head)[None, :]
+    acc = tl.full((queries.shape[0], D), 0.0, tl.float32)
+    total = tl.full((queries.shape[0], 16), 0.0, tl.float32)
+    most = tl.full((queries.shape[0],), float("-inf"), tl.float32)
+    none = acc, total, most
+    first_masked = begin
+    if not FLOAT:  # its products take the time, and twice as long to compile twice
+        first_masked += tl.maximum(tl.minimum(end, least) - begin, 0) // TILE * TILE
+    for MASKED in tl.static_range(1 if FLOAT else 0, 2):
+        low = first_masked if MASKED else begin
+        for start in range(low, end if MASKED else first_masked, TILE):
+            j = start + tl.arange(0, TILE)
+            there = j < end
+            at = j.to(tl.int64)
+            inside = inside_head
+            if MASKED:
+                inside = there[:, None] & inside_head
+            rows = k + at[:, None] * stride_kn
+            if FLOAT:
+                products = _short_scores(
+                    q, rows, mine[:, None], there[:, None], head, stride_qd, stride_kd
+                )
+            else:
+                keys = tl.load(rows + d[None, :] * stride_kd, mask=inside, other=0.0)
+                products = tl.dot(queries, tl.trans(keys))
+            scores = products * scale
+            seen = (j[None, :] >= lo[:, None]) & (j[None, :] < hi[:, None]) & mine[:, None]
+            if MASKED:
+                scores = tl.where(seen, scores, float("-inf"))
+            higher = tl.maximum(most, max_along(scores, 1))
+            # A row that has seen no key yet has no largest score to subtract.
+            floor = tl.where(higher == float("-inf"), 0.0, higher)
+            exponents = scores - floor[:, None]
+            if FLOAT:
+                zeros = tl.full(products.shape, 0.0, tl.float32)
+                exponents = tl.fma(products, zeros + scale, zeros - floor[:, None])  # rounded once
+                exponents = tl.where(seen, exponents, float("-inf"))
+            p = tl.math.exp2(exponents)
+            if FLOAT:  # what rounding took from the scale would move a row's weights the same way
+                p = tl.where(p == 0.0, p, tl.fma(p, products * scale_low, p))
+            shrink = tl.math.exp2(most - floor)[:, None]
+            values_at = v + at[:, None] * stride_vn + d[None, :] * stride_vd
+            values = tl.load(values_at, mask=inside, other=0.0)
+            clean = values
+            if MASKED:
+                # Zero times a NaN that a row must not see would reach it all the same.
+                finite = (values == values) & (tl.abs(values) != float("inf"))
+                clean = tl.where(finite, values, 0.0).to(values.dtype)
+            rounded = p.to(values.dtype)
+            if FLOAT:
+                # A chain over hundreds of keys would err more than torch: each 16 keys are a
+                # chain, and the weights are added up in 16 chains of keys 16 apart.
+                first, second = _halves(rounded)
+                one, two = _halves(first)
+                three, four = _halves(second)
+                total = total * shrink + one + two + three + four
+                rest = end, head, stride_vn, stride_vd
+                acc = _short_sum(acc * shrink, one, v, start, *rest, D)
+                acc = _short_sum(acc, two, v, start + 16, *rest, D)
+                acc = _short_sum(acc, three, v, start + 32, *rest, D)
+                acc = _short_sum(acc, four, v, start + 48, *rest, D)
+            else:
+                # The same product adds the weights up: a sum over a tile has no order of its own.
+                ones = tl.full((TILE, 16), 1.0, values.dtype)
+                total = tl.dot(rounded, ones, total * shrink)
+                acc = tl.dot(rounded, clean, acc * shrink)
+            if MASKED:  # noqa: SIM102 - the compiler's question, not the kernel's
+                if max_along(max_along((~finite).to(tl.int32), 1), 0) > 0:
+                    # What infinities and NaN of the tile are to those who see them.
+                    column = tl.arange(0, TILE)[None, :]
+                    for i in range(tl.minimum(end - start, TILE)):
+                        here = (start + i >= lo) & (start + i < hi) & mine
+                        value_at = v + tl.cast(start + i, tl.int64) * stride_vn + d * stride_vd
+                        value = tl.load(value_at, mask=d < head, other=0.0)
+                        value = tl.where(d < head, value.to(tl.float32), 0.0)
+                        bad = (value != value) | (tl.abs(value) == float("inf"))
+                        weights = tl.where(column == i, rounded.to(tl.float32), 0.0)
+                        added = sum_along(weights, 1)[:, None] * value[None, :]
+                        acc += tl.where(here[:, None] & bad[None, :], added, 0.0)
+            most = higher
+            if MANY:
+                done = start - anchor + TILE
+                if (done % SPLIT == 0) | (done >= end - anchor):
+                    a, t, m = _ended(*none, acc, total, most, mine, FLOAT)
+                    place = (done - 1) // SPLIT * count + flat
+                    _store(partial, stats, place, mine, a, max_along(t, 1), m, head, D)
+                    acc, total, most = none
+    return acc, total, most
 
 
 @kernel
@@ -328,14 +277,11 @@ def _merged(acc, total, most, acc_s, total_s, most_s):
 
 
 @kernel
-def _ended(
-    acc, total, most, acc_s, total_s, most_s, mine, FLOAT: tl.constexpr, COMPILED: tl.constexpr
-):
+def _ended(acc, total, most, acc_s, total_s, most_s, mine, FLOAT: tl.constexpr):
     """The splits so far and one whose tiles are done, of the rows that it belongs to."""
     if FLOAT:
         ones = tl.full((16, 16), 1.0, tl.float32)
-        zeros = tl.full(total_s.shape, 0.0, tl.float32)
-        total_s = _times(total_s, ones, zeros, "ieee", COMPILED)  # one of the 16 chains
+        total_s = tl.dot(total_s, ones, input_precision="ieee")  # one of the 16 chains
     most_s = tl.where(mine, most_s, float("-inf"))
     return _merged(acc, total, most, acc_s, total_s, most_s)
 
@@ -351,36 +297,6 @@ def _store(partial, stats, place, mine, acc, sums, most, head, D: tl.constexpr):
 
 
 @kernel
-def _passed(
-    partial,
-    stats,
-    done,
-    keys,
-    count,
-    row,
-    mine,
-    head,
-    acc,
-    total,
-    most,
-    acc_s,
-    total_s,
-    most_s,
-    D: tl.constexpr,
-    SPLIT: tl.constexpr,
-    FLOAT: tl.constexpr,
-    COMPILED: tl.constexpr,
-):
-    """After a tile: at the end of a split its sums are stored, and begin anew."""
-    if (done % SPLIT == 0) | (done >= keys):
-        a, t, m = _ended(acc, total, most, acc_s, total_s, most_s, mine, FLOAT, COMPILED)
-        place = (done - 1) // SPLIT * count + row
-        _store(partial, stats, place, mine, a, max_along(t, 1), m, head, D)
-        acc_s, total_s, most_s = acc, total, most
-    return acc_s, total_s, most_s
-
-
-@kernel
 def _partial(partial, stats, split, splits, row, there, count, head, D: tl.constexpr):
     """What a split has of some rows; of one beyond the last that it has no keys."""
     d, at = tl.arange(0, D), split * count.to(tl.int64) + row
@@ -391,32 +307,6 @@ def _partial(partial, stats, split, splits, row, there, count, head, D: tl.const
     total = tl.load(stats + at * 2 + 1, mask=there, other=0.0)
     acc = tl.load(places, mask=inside, other=0.0)
     return acc, total[:, None], most
-
-
-@kernel
-def _joined(
-    acc,
-    total,
-    most,
-    partial,
-    stats,
-    first,
-    splits,
-    row,
-    there,
-    count,
-    head,
-    D: tl.constexpr,
-    SPLITS: tl.constexpr,
-):
-    """The splits so far and so many more, all under way together: a load takes longer."""
-    parts = ()
-    for i in tl.static_range(SPLITS):
-        parts = parts + (_partial(partial, stats, first + i, splits, row, there, count, head, D),)
-    for i in tl.static_range(SPLITS):
-        acc_s, total_s, most_s = parts[i]
-        acc, total, most = _merged(acc, total, most, acc_s, total_s, most_s)
-    return acc, total, most
 
 
 @kernel
@@ -454,8 +344,6 @@ def attend(
     TILE: tl.constexpr,  # keys of a tile
     SPLIT: tl.constexpr,  # keys of a split, a multiple of TILE
     MANY: tl.constexpr,  # whether a program takes several splits that are apart
-    PRECISION: tl.constexpr,
-    COMPILED: tl.constexpr,
 ):
     """Attention of one tile of rows: splits of keys one after another, or some of them.
 
@@ -463,7 +351,6 @@ def attend(
     :func:`merge`. All numbers of splits and of keys run the same two compiled kernels.
     """
     FLOAT: tl.constexpr = q.dtype.element_ty == tl.float32
-    SHORT: tl.constexpr = PRECISION == "ieee" and FLOAT
     apart = tl.num_programs(1) > 1
     share = heads // groups
     blocks = (queries * share + ROWS - 1) // ROWS
@@ -482,8 +369,6 @@ def attend(
     hi = tl.load(last + batch * queries + query, mask=there, other=0)
     k += batch * stride_kb + group * stride_kh
     v += batch * stride_vb + group * stride_vh
-    operands = tokens, places, stride_qd, k, v
-    layout = head, stride_kn, stride_kd, stride_vn, stride_vd, scale, scale_low
     acc = tl.full((ROWS, D), 0.0, tl.float32)
     total = tl.full((ROWS, 16), 0.0, tl.float32)
     most = tl.full((ROWS,), float("-inf"), tl.float32)
@@ -510,136 +395,40 @@ def attend(
         least = tl.where(alone, least, 0)
         start = anchor + part * (each * SPLIT)
         stop = tl.where(apart, tl.minimum(end, start + each * SPLIT), end)
-        if MANY:
-            # One loop over the tiles of all splits: loads go on across a split's end.
-            first_masked = start
-            acc_s, total_s, most_s = acc, total, most
-            if not SHORT:
-                first_masked += tl.maximum(tl.minimum(stop, least) - start, 0) // TILE * TILE
-                for begin in range(start, first_masked, TILE):
-                    acc_s, total_s, most_s = _tile(
-                        acc_s,
-                        total_s,
-                        most_s,
-                        *operands,
-                        begin,
-                        stop,
-                        lo,
-                        hi,
-                        mine,
-                        *layout,
-                        D,
-                        TILE,
-                        False,
-                        PRECISION,
-                        COMPILED,
-                    )
-                    acc_s, total_s, most_s = _passed(
-                        partial,
-                        stats,
-                        begin - anchor + TILE,
-                        stop - anchor,
-                        count,
-                        flat,
-                        mine,
-                        head,
-                        acc,
-                        total,
-                        most,
-                        acc_s,
-                        total_s,
-                        most_s,
-                        D,
-                        SPLIT,
-                        FLOAT,
-                        COMPILED,
-                    )
-            for begin in range(first_masked, stop, TILE):
-                acc_s, total_s, most_s = _tile(
-                    acc_s,
-                    total_s,
-                    most_s,
-                    *operands,
-                    begin,
-                    stop,
-                    lo,
-                    hi,
-                    mine,
-                    *layout,
-                    D,
-                    TILE,
-                    True,
-                    PRECISION,
-                    COMPILED,
-                )
-                acc_s, total_s, most_s = _passed(
-                    partial,
-                    stats,
-                    begin - anchor + TILE,
-                    stop - anchor,
-                    count,
-                    flat,
-                    mine,
-                    head,
-                    acc,
-                    total,
-                    most,
-                    acc_s,
-                    total_s,
-                    most_s,
-                    D,
-                    SPLIT,
-                    FLOAT,
-                    COMPILED,
-                )
-            stop = start
-        for split in range(start, stop, SPLIT):
-            acc_s = tl.full((ROWS, D), 0.0, tl.float32)
-            total_s = tl.full((ROWS, 16), 0.0, tl.float32)
-            most_s = tl.full((ROWS,), float("-inf"), tl.float32)
-            upper = tl.minimum(stop, split + SPLIT)
-            first_masked = split
-            if not SHORT:  # its products take the time, and twice as long to compile twice
-                first_masked += tl.maximum(tl.minimum(upper, least) - split, 0) // TILE * TILE
-                for begin in range(split, first_masked, TILE):
-                    acc_s, total_s, most_s = _tile(
-                        acc_s,
-                        total_s,
-                        most_s,
-                        *operands,
-                        begin,
-                        upper,
-                        lo,
-                        hi,
-                        mine,
-                        *layout,
-                        D,
-                        TILE,
-                        False,
-                        PRECISION,
-                        COMPILED,
-                    )
-            for begin in range(first_masked, upper, TILE):
-                acc_s, total_s, most_s = _tile(
-                    acc_s,
-                    total_s,
-                    most_s,
-                    *operands,
-                    begin,
-                    upper,
-                    lo,
-                    hi,
-                    mine,
-                    *layout,
-                    D,
-                    TILE,
-                    True,
-                    PRECISION,
-                    COMPILED,
-                )
-            acc, total, most = _ended(
-                acc, total, most, acc_s, total_s, most_s, mine, FLOAT, COMPILED
+        # With several splits one loop over the tiles of all: loads go on across a split's end.
+        width = tl.maximum(stop - start, 1) if MANY else SPLIT
+        for split in range(start, stop, width):
+            acc_s, total_s, most_s = _stretch(
+                tokens,
+                places,
+                stride_qd,
+                k,
+                v,
+                split,
+                tl.minimum(stop, split + width),
+                least,
+                lo,
+                hi,
+                mine,
+                head,
+                stride_kn,
+                stride_kd,
+                stride_vn,
+                stride_vd,
+                scale,
+                scale_low,
+                partial,
+                stats,
+                anchor,
+                count,
+                flat,
+                D,
+                TILE,
+                SPLIT,
+                MANY,
             )
+            if not MANY:
+                acc, total, most = _ended(acc, total, most, acc_s, total_s, most_s, mine, FLOAT)
         waiting = waiting & (lo != anchor)
         anchor = min_along(tl.where(waiting, lo, 2147483647), 0)
     # All columns are equal. A row that was refused ends below zero, and is no number.
@@ -665,7 +454,7 @@ def merge(
     splits,
     D: tl.constexpr,
     ROWS: tl.constexpr,
-    FEW: tl.constexpr,  # whether there are no more than two
+    SPLITS: tl.constexpr,  # that are loaded at a time: a load takes longer than a sum
 ):
     """The splits of each row, in ascending order."""
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
@@ -675,15 +464,12 @@ def merge(
     acc = tl.full((ROWS, D), 0.0, tl.float32)
     total = tl.full((ROWS, 1), 0.0, tl.float32)
     most = tl.full((ROWS,), float("-inf"), tl.float32)
-    if FEW:
-        acc, total, most = _joined(
-            acc, total, most, partial, stats, 0, splits, row, there, M, head, D, 2
-        )
-    else:
-        for i in range(0, splits, 8):
-            acc, total, most = _joined(
-                acc, total, most, partial, stats, i, splits, row, there, M, head, D, 8
-            )
+    for first in range(0, splits if SPLITS > 2 else 1, SPLITS):  # two at a time are all
+        parts = ()
+        for i in tl.static_range(SPLITS):
+            parts = parts + (_partial(partial, stats, first + i, splits, row, there, M, head, D),)
+        for i in tl.static_range(SPLITS):
+            acc, total, most = _merged(acc, total, most, *parts[i])
     wide = tl.where(total == 0, 1.0, total) + tl.full((ROWS, D), 0.0, tl.float32)
     y = tl.div_rn(acc, wide) + 0.0  # as above
     tl.store(out + row[:, None] * head + d[None, :], y.to(out.dtype.element_ty), mask=inside)
@@ -712,13 +498,12 @@ def sum_rows(
 @kernel
 def rms_rows(
     x,  # (M, n), rows stride apart
-    w,  # (n,), where WEIGHTS
+    w,  # (n,)
     out,  # (M, n), contiguous
     n,
     stride,
     divisor,
     eps,
-    WEIGHTS: tl.constexpr,
     FIRST: tl.constexpr,  # round before the weights, too
     ONE: tl.constexpr,  # weights to which one is added
     BLOCK: tl.constexpr,
@@ -736,44 +521,9 @@ def rms_rows(
         made = tl.load(x + row * stride + at, mask=at < n, other=0.0).to(tl.float32) * scale
         if FIRST:
             made = made.to(out.dtype.element_ty).to(tl.float32)
-        if WEIGHTS:
-            weight = tl.load(w + at, mask=at < n, other=0.0).to(tl.float32)
-            made = made * (weight + 1.0 if ONE else weight)
+        weight = tl.load(w + at, mask=at < n, other=0.0).to(tl.float32)
+        made = made * (weight + 1.0 if ONE else weight)
         tl.store(out + row * n + at, made.to(out.dtype.element_ty), mask=at < n)
-
-
-@kernel
-def log_softmax_rows(
-    x,  # (M, n), rows stride apart
-    out,  # (M, n), contiguous
-    M,
-    n,
-    stride,
-    BLOCK: tl.constexpr,
-    LOG: tl.constexpr,  # the logarithm, or the softmax itself
-):
-    """(Log-)softmax of each row: one program a row, blocks of columns in order."""
-    row = tl.program_id(0).to(tl.int64)
-    most = tl.full((BLOCK,), float("-inf"), tl.float32)
-    for start in range(0, n, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        here = tl.load(x + row * stride + at, mask=at < n, other=float("-inf")).to(tl.float32)
-        most = tl.maximum(most, here)
-    largest = max_along(most, 0)
-    acc = tl.full((BLOCK,), 0.0, tl.float32)
-    for start in range(0, n, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        here = tl.load(x + row * stride + at, mask=at < n, other=float("-inf")).to(tl.float32)
-        acc += tl.exp(here - largest)
-    total = sum_along(acc, 0)
-    for start in range(0, n, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        here = tl.load(x + row * stride + at, mask=at < n, other=0.0).to(tl.float32)
-        if LOG:
-            y = here - largest - tl.log(total)
-        else:
-            y = tl.div_rn(tl.exp(here - largest), total + tl.full((BLOCK,), 0.0, tl.float32))
-        tl.store(out + row * n + at, y.to(out.dtype.element_ty), mask=at < n)
 
 
 @kernel
@@ -781,16 +531,17 @@ def ranges(
     mask,  # (batch, queries, keys) bytes, any strides
     first,  # (batch, queries) int32
     last,  # (batch, queries) int32
-    holes,  # (batch, queries) int32: keys between them that a query does not see
     queries,
     keys,
     stride_b,
     stride_q,
     stride_k,
-    REFUSE: tl.constexpr,  # last is -1 where there are holes: attention then returns NaN
     BLOCK: tl.constexpr,
 ):
-    """The first and the last key that each query sees; 0 and 0 for one that sees none."""
+    """The first key that each query sees, and the one after the last; 0 and 0 for none.
+
+    Where it does not see all between them the last is -1: attention then returns NaN.
+    """
     query, batch = tl.program_id(0), tl.program_id(1).to(tl.int64)
     row = mask + batch * stride_b + query.to(tl.int64) * stride_q
     low = tl.full((BLOCK,), 2147483647, tl.int32)
@@ -806,6 +557,5 @@ def ranges(
     begin = tl.minimum(min_along(low, 0), end)
     at = batch * queries + query
     tl.store(first + at, begin)
-    missing = end - begin - sum_along(count, 0)
-    tl.store(last + at, tl.where(missing > 0, -1, end) if REFUSE else end)
-    tl.store(holes + at, missing)
+    gaps = end - begin > sum_along(count, 0)
+    tl.store(last + at, tl.where(gaps, -1, end))

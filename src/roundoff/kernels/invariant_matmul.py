@@ -11,10 +11,9 @@ from typing import Any, NamedTuple, TypeVar, cast
 import torch
 from torch.autograd.function import once_differentiable
 
-from ..arguments import check_flag
 from ..errors import ArgumentError, DtypeError, ShapeError, UnsupportedError
 from . import invariant_kernels as kernels
-from ._runtime import ceil_div, check_tensor, interpreting, multiprocessors, power_of_2, run_fitting
+from ._runtime import ceil_div, check_tensor, multiprocessors, power_of_2, run_fitting
 from .invariant_cublas import cancelling, route
 
 __all__ = ["TILES", "Tile", "batched", "matmul", "tile_for"]
@@ -22,6 +21,7 @@ __all__ = ["TILES", "Tile", "batched", "matmul", "tile_for"]
 _SHORT = (torch.bfloat16, torch.float16)
 _TYPES = (*_SHORT, torch.float32)
 _MOST = 2**31 - 1  # Triton takes a larger number as another type
+_MOST_PRODUCTS = 65535  # in a grid's second direction
 #: Values of K in a chain of float32, and chains in a sum: part of the definition of its bits.
 _CHAIN = 16
 
@@ -107,7 +107,7 @@ class Tile(NamedTuple):
     columns : int
         Columns of y in a tile.
     depth : int
-        Values of K that are loaded at a time; in float32 without TF32 always 16.
+        Values of K that are loaded at a time; in float32 always 16.
     warps : int
         Warps of a program.
     stages : int
@@ -133,19 +133,10 @@ class Tile(NamedTuple):
 #: Triton 3.6.0).
 TILES: dict[tuple[int, int, int, int], Tile] = {
     # Microseconds with it, with the usual choice, and of cuBLAS.
-    (4096, 4096, 2, 16): Tile(True, 16, 64, 128, 4, 8),  # 11.53, 12.18, 13.57
-    (4096, 4096, 2, 32): Tile(True, 32, 64, 128, 4, 8),  # 11.64, 12.87, 13.92
-    (4096, 4096, 2, 64): Tile(True, 64, 64, 128, 4, 6),  # 12.93, 20.12, 12.22
     (6144, 4096, 2, 16): Tile(True, 16, 64, 128, 4, 5),  # 15.34, 16.38, 15.93
     (6144, 4096, 2, 32): Tile(True, 32, 64, 256, 4, 4),  # 15.64, 18.24, 16.34
-    (6144, 4096, 2, 64): Tile(True, 64, 64, 128, 4, 6),  # 16.61, 26.70, 16.44
     (11008, 4096, 2, 16): Tile(True, 16, 64, 64, 4, 7),  # 24.57, 25.51, 25.44
     (11008, 4096, 2, 64): Tile(True, 64, 128, 128, 8, 4),  # 25.85, 27.02, 26.21
-    (4096, 11008, 2, 16): Tile(True, 16, 64, 128, 4, 8),  # 24.51, 24.94, 28.80
-    (4096, 11008, 2, 32): Tile(True, 32, 64, 128, 4, 8),  # 25.51, 28.22, 26.51
-    (4096, 11008, 2, 64): Tile(True, 64, 64, 128, 4, 6),  # 29.25, 47.86, 30.14
-    (4096, 14336, 2, 32): Tile(True, 32, 64, 128, 4, 8),  # 32.29, 36.03, 33.83
-    (4096, 14336, 2, 64): Tile(True, 64, 64, 128, 4, 6),  # 37.20, 61.04, 36.18
     (1024, 8192, 2, 16): Tile(True, 16, 64, 128, 4, 8),  # 15.21, 16.84, 10.05
     (1024, 8192, 2, 64): Tile(False, 64, 16, 128, 4, 8),  # 15.59, 20.76, 10.51
     (1024, 8192, 2, 128): Tile(False, 64, 16, 128, 4, 8),  # 15.47, 20.48, 10.97
@@ -170,10 +161,6 @@ def tile_for(m: int, n: int, k: int, itemsize: int, processors: int) -> Tile:
     >>> tile_for(1, 4096, 4096, 2, 132)
     Tile(swap=True, rows=16, columns=64, depth=128, warps=4, stages=8)
     """
-    sizes = {"m": m, "n": n, "k": k, "processors": processors}
-    for name, size in sizes.items():
-        if not isinstance(size, int) or size < 1:
-            raise ArgumentError(name, got=repr(size), expected="a whole number, 1 or more")
     if itemsize == 4:  # the registers of fused multiply-adds are few
         return Tile(m <= 32, 16 if m <= 32 else 64, 64, 32, 4, 2)
     rows = max(16, power_of_2(m))
@@ -204,19 +191,18 @@ def matmul(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
-    tf32: bool = False,
     tile: Tile | None = None,
 ) -> torch.Tensor:
     r"""Product :math:`y = x W^\top + b`, a row of which has the same bits in every batch.
 
     Each element is one chain over K, ascending, in float32: from zero, a step of the GPU's own
-    matrix instruction after the other (16 products at a time on Hopper for 16-bit types, 8 for
-    TF32), the bias added last, and one rounding to the type. K is not split.
+    matrix instruction after the other (16 products at a time on Hopper), the bias added
+    last, and one rounding to the type. K is not split.
     The tile does not matter, nor do strides and alignment.
 
-    In float32 without TF32 one chain over thousands of values would err more than cuBLAS. There
-    each 16 values of K are a chain of fused multiply-adds from zero, each 16 chains are added up
-    in ascending order, and so are these sums.
+    In float32, which takes no TF32, one chain over thousands of values would err more than cuBLAS.
+    There each 16 values of K are a chain of fused multiply-adds from zero, each 16 chains are added
+    up in ascending order, and so are these sums.
 
     On a CUDA device cuBLAS computes the chain of 16-bit types wherever a check shows that it does,
     a check for each shape, type, layout and number of rows when it is first seen; elsewhere a
@@ -235,8 +221,6 @@ def matmul(
         Shape (N, K), of the same type and device.
     bias : torch.Tensor, optional
         Shape (N,), of the same type and device.
-    tf32 : bool
-        Whether a product of float32 on CUDA rounds its factors to TF32, to the nearest.
     tile : Tile, optional
         Use our kernel, with this tile; by default ``tile_for`` chooses.
 
@@ -272,20 +256,17 @@ def matmul(
     """
     try:
         _check(x, weight, bias)
-    except (AttributeError, RuntimeError):
+    except AttributeError:
         check_tensors(x=x, weight=weight, bias=bias)
         raise
-    check_flag("tf32", tf32)
-    if tile is not None and not isinstance(tile, Tile):
-        raise ArgumentError("tile", got=repr(tile)[:80], expected="a Tile", hint="tile_for(…)")
     asked = x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     if torch.compiler.is_compiling() or (asked and torch.is_grad_enabled()):
-        return differentiable(x, weight, bias, tf32)
-    return _product(x, weight, bias, tf32, tile)
+        return differentiable(x, weight, bias)
+    return _product(x, weight, bias, tile)
 
 
 def check_tensors(**tensors: Any) -> None:
-    """After an exception from further inside: name the argument that is no ordinary tensor.
+    """After an exception from further inside: name the argument that is no tensor.
 
     Raises
     ------
@@ -312,73 +293,48 @@ def _check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
 def _check_types(**tensors: torch.Tensor | None) -> None:
     """One type and one device for all."""
     there = {name: t for name, t in tensors.items() if t is not None}
-    alike = {(t.dtype, t.device, t.layout) for t in there.values()}
-    # A masked tensor says of itself that it is strided, and ends the process.
-    masked = any(type(t).__name__ == "MaskedTensor" for t in there.values())
-    if len(alike) == 1 and not masked:
-        [(dtype, device, layout)] = alike
-        if dtype in _TYPES and device.type in ("cpu", "cuda") and layout is torch.strided:
-            return
     first, x = next(iter(there.items()))
     if x.device.type not in ("cpu", "cuda"):
         raise UnsupportedError("no kernel", got=str(x.device), expected="a CPU or CUDA device")
-    # A CPU multiplies float64, too.
-    allowed = (*_TYPES, torch.float64) if x.device.type == "cpu" else _TYPES
+    known = x.dtype in _TYPES or (x.is_cpu and x.dtype == torch.float64)
     for name, t in there.items():
-        if t.dtype not in allowed or t.dtype != x.dtype:
+        if not known or t.dtype != x.dtype:
             raise DtypeError(
                 f"{name} has another type",
                 got=str(t.dtype),
-                expected="bfloat16, float16 or float32" if t is x else f"{x.dtype} as {first}",
+                expected=f"{x.dtype} as {first}" if known else "bfloat16, float16 or float32",
             )
         if t.device != x.device:
             raise ArgumentError(
                 f"{name} is on another device", got=str(t.device), expected=f"{x.device} as {first}"
             )
-    check_tensors(**tensors)
 
 
 @own_work
 def _product(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    tf32: bool,
-    tile: Tile | None = None,
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tile: Tile | None = None
 ) -> torch.Tensor:
-    if x.dim() != 2:
-        shape = (*x.shape[:-1], weight.shape[0])
-        rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
-        return _rows_by(rows, weight, bias, tf32, tile).view(shape)
-    return _rows_by(x, weight, bias, tf32, tile)
-
-
-def _rows_by(
-    rows: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    tf32: bool,
-    tile: Tile | None,
-) -> torch.Tensor:
-    """The product of rows (M, K)."""
     n, k = weight.shape
+    rows = x if x.dim() == 2 else x.reshape(math.prod(x.shape[:-1]), k)
     if not rows.shape[0] or not n or not k:
         y = rows.new_zeros(rows.shape[0], n)
-        return y if bias is None else y + bias
-    if rows.is_cpu and tile is None:
-        return _on_cpu(rows, weight, bias)
-    if tile is None and (way := route(rows, weight, bias, _one)) is not None:
-        return way(rows, weight, bias)
-    return _by_kernel(rows[None], weight[None], bias, tf32, tile)[0]
+        y = y if bias is None else y + bias
+    elif rows.is_cpu and tile is None:
+        y = _on_cpu(rows, weight, bias)
+    elif tile is None and (way := route(rows, weight, bias, _one)) is not None:
+        y = way(rows, weight, bias)
+    else:
+        y = _by_kernel(rows[None], weight[None], bias, tile)[0]
+    return y if x.dim() == 2 else y.view(*x.shape[:-1], n)
 
 
 def _one(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """The product of 16-bit types by the kernel."""
-    return _by_kernel(x[None], weight[None], bias, False)[0]
+    return _by_kernel(x[None], weight[None], bias)[0]
 
 
 @own_work
-def batched(x: torch.Tensor, weight: torch.Tensor, *, tf32: bool = False) -> torch.Tensor:
+def batched(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Products x[b] weight[b]^T, each as :func:`roundoff.kernels.matmul`.
 
     Parameters
@@ -387,8 +343,6 @@ def batched(x: torch.Tensor, weight: torch.Tensor, *, tf32: bool = False) -> tor
         Shape (batch, M, K).
     weight : torch.Tensor
         Shape (batch, N, K), of the same type and device.
-    tf32 : bool
-        As in :func:`roundoff.kernels.matmul`.
 
     Returns
     -------
@@ -407,7 +361,6 @@ def batched(x: torch.Tensor, weight: torch.Tensor, *, tf32: bool = False) -> tor
     >>> batched(torch.ones(2, 3, 4), torch.ones(2, 5, 4)).shape
     torch.Size([2, 3, 5])
     """
-    check_tensors(x=x, weight=weight)
     if x.dim() != 3 or weight.dim() != 3 or x.shape[::2] != weight.shape[::2]:
         raise ShapeError(
             "x and weight do not meet",
@@ -415,16 +368,12 @@ def batched(x: torch.Tensor, weight: torch.Tensor, *, tf32: bool = False) -> tor
             expected="(batch, M, K) and (batch, N, K)",
         )
     _check_types(x=x, weight=weight)
-    check_flag("tf32", tf32)
     (batch, m, k), n = x.shape, weight.shape[1]
     if not batch * m * n or not k:
         return x.new_zeros(batch, m, n)
     if x.device.type == "cpu":
         return torch.stack([_on_cpu(a, b, None) for a, b in zip(x, weight, strict=True)])
-    # A grid has at most 65,535 programs in its second direction.
-    pairs = zip(x.split(65535), weight.split(65535), strict=True)
-    made = [_by_kernel(a, b, None, tf32) for a, b in pairs]
-    return made[0] if len(made) == 1 else torch.cat(made)
+    return _by_kernel(x, weight, None)
 
 
 # Our kernel. ----------------------------------------------------------------------------------
@@ -434,38 +383,33 @@ def _by_kernel(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
-    tf32: bool,
     tile: Tile | None = None,
 ) -> torch.Tensor:
     """Products of (batch, M, K) and (batch, N, K) by the Triton kernel."""
     (batch, m, k), n = x.shape, weight.shape[1]
+    if max(m, n, k) > _MOST or batch > _MOST_PRODUCTS:
+        raise ShapeError(
+            "too large", got=(batch, m, n, k), expected=f"at most {_MOST_PRODUCTS} × {_MOST}"
+        )
     y = x.new_empty(batch, m, n)
-    if not y.numel():
-        return y
     index = x.get_device()
     tile = tile or tile_for(_upward(m), n, k, x.element_size(), multiprocessors(index))
-    if max(m, n, k) > _MOST:
-        raise ShapeError("too large", got=(m, n, k), expected=f"at most {_MOST}")
-    tf32 = tf32 and x.dtype == torch.float32  # of 16 bits there is no other precision
-    depth = _CHAIN if x.dtype == torch.float32 and not tf32 else tile.depth
+    depth = _CHAIN if x.dtype == torch.float32 else tile.depth
     constants = (
         tile.swap,
         tile.rows,
         tile.columns,
         depth,
-        8,
         k % depth == 0,
         bias is not None,
-        "tf32" if tf32 else "ieee",
-        not interpreting(),
     )
     grid = (ceil_div(m, tile.rows) * ceil_div(n, tile.columns), batch)
     # The rows decide the stride of a batch of one, which nothing is to be compiled for.
     outer = (x.stride(0), weight.stride(0)) if batch > 1 else (0, 0)
-    b, stride = (y, 1) if bias is None else (bias, bias.stride(0))
-    strides = (outer[0], *x.stride()[1:], outer[1], *weight.stride()[1:], stride)
+    b = y if bias is None else bias.contiguous()
+    strides = (outer[0], *x.stride()[1:], outer[1], *weight.stride()[1:])
     args = (x, weight, b, y, m, n, k, *strides, *constants)
-    kind = (index, tile, x.dtype, tf32)
+    kind = (index, tile, x.dtype)
     run_fitting(kind, tile.stages, kernels.product, grid, *args, num_warps=tile.warps)
     return y
 
@@ -580,13 +524,11 @@ def operator(
     return call
 
 
-def _matmul(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tf32: bool
-) -> torch.Tensor:
-    return _product(x, weight, bias, tf32)
+def _matmul(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return _product(x, weight, bias)
 
 
-def _empty(x: Any, weight: Any, bias: Any, tf32: bool) -> Any:
+def _empty(x: Any, weight: Any, bias: Any) -> Any:
     return x.new_empty(*x.shape[:-1], weight.shape[0])
 
 
@@ -603,7 +545,7 @@ def _gradients(ctx: Any, dy: torch.Tensor) -> Any:
         flat = dy.reshape(-1, dy.shape[-1])
         dx = dy @ weight if needs[0] else None
         dw = flat.t() @ x.reshape(-1, x.shape[-1]) if needs[1] else None  # over the rows
-        return dx, dw, flat.sum(0) if needs[2] else None, None
+        return dx, dw, flat.sum(0) if needs[2] else None
 
 
 differentiable = operator("invariant_matmul", _matmul, _empty, _setup, _gradients)

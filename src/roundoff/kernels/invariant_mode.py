@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import warnings
 from collections import Counter
 from typing import Any, NamedTuple, TypeVar, overload
 
@@ -39,10 +38,10 @@ class VariantOperatorError(UnsupportedError):
 
 
 @overload
-def invariant(model: None = None, *, lacking: str = "raise") -> Invariant: ...
+def invariant(model: None = None) -> Invariant: ...
 @overload
-def invariant(model: _Module, *, lacking: str = "raise") -> _Module: ...
-def invariant(model: Any = None, *, lacking: str = "raise") -> Any:
+def invariant(model: _Module) -> _Module: ...
+def invariant(model: Any = None) -> Any:
     """Have torch compute each row with the same bits whatever else is in the batch.
 
     ``roundoff.invariant(model)`` changes a model, in place and for good, and gives it back: its
@@ -60,9 +59,9 @@ def invariant(model: Any = None, *, lacking: str = "raise") -> Any:
     called. That needs no model, and costs tens of microseconds an operator.
     A context manager, for the thread that enters it; it may be nested. Within it,
 
-    - products (``mm``, ``addmm``, ``bmm``, ``baddbmm``, ``mv``, ``dot``, ``linear``, and what torch
-      makes of them) go to :func:`roundoff.kernels.matmul`; so do the experts of a mixture
-      (``grouped_mm``), one after another, which a CUDA graph cannot record,
+    - products (``mm``, ``addmm``, ``bmm``, ``mv``, ``linear``, and what torch makes of them) go to
+      :func:`roundoff.kernels.matmul`; so do the experts of a mixture (``grouped_mm``), one after
+      another, which a CUDA graph cannot record,
     - ``scaled_dot_product_attention`` goes to :func:`roundoff.kernels.attention`, with masks whose
       rows are a stretch of the keys. transformers reaches it as ``"sdpa"``, its
       default, or with ``model.set_attn_implementation("roundoff")``, which computes groups of heads
@@ -72,33 +71,31 @@ def invariant(model: Any = None, *, lacking: str = "raise") -> Any:
       the tensor (on a CPU silu, sigmoid, rsqrt and others) are replaced where torch's lack the
       property.
 
-    What else a decoder does, torch computes; the tests hold it to the property. Float32 products on
-    CUDA use TF32 where torch is told to. A function made by :func:`torch.compile` runs uncompiled
-    within; the other way round, our two functions are opaque operators of a compiled graph.
+    What else a decoder does, torch computes; the tests hold it to the property. Operators that are
+    known to lack it are refused: convolutions, recurrent layers, additions by index on CUDA and the
+    like. Float32 products take no TF32, whatever torch is told. A function made by
+    :func:`torch.compile` runs uncompiled within; the other way round, our two functions are opaque
+    operators of a compiled graph.
 
     On a CPU the property holds for one number of threads.
 
     Parameters
     ----------
     model : torch.nn.Module, optional
-        The model to change. Weights may be loaded, moved and cast later.
-    lacking : {"raise", "count"}
-        What to do about an operator, or a module, that is known to lack the property:
-        convolutions, recurrent layers, additions by index on CUDA and the like. A model with such
-        modules is refused, or with "count" changed but for these, with a warning that names them.
+        The model to change, or a part of one. Weights may be loaded, moved and cast later.
 
     Returns
     -------
     Invariant or torch.nn.Module
-        The context manager, whose ``replaced`` and ``lacking`` count the calls of operators, by
-        name; of a model, the model.
+        The context manager, whose ``replaced`` counts the calls of operators, by name; of a model,
+        the model.
 
     Raises
     ------
     ArgumentError
-        Another value.
+        Something that is no module.
     VariantOperatorError
-        Within: such an operator, which is named. Of a model: such modules.
+        Within: an operator that lacks the property. Of a model: modules that do.
     UnsupportedError
         Entered in code that is being compiled; within: an attention with dropout, with a bias, or
         with a mask that has gaps.
@@ -122,29 +119,19 @@ def invariant(model: Any = None, *, lacking: str = "raise") -> Any:
     >>> torch.equal(layer(x)[7:8], layer(x[7:8]))
     True
     """
-    if lacking not in ("raise", "count"):
-        raise ArgumentError("lacking", got=lacking, expected="'raise' or 'count'")
     if model is None:
-        return Invariant(lacking)
+        return Invariant()
     if not isinstance(model, torch.nn.Module):
-        raise ArgumentError(
-            "model",
-            got=repr(model)[:40],
-            expected="a torch.nn.Module",
-            hint="roundoff.invariant(lacking='count') for the context manager",
-        )
+        raise ArgumentError("model", got=repr(model)[:40], expected="a torch.nn.Module")
     settle_mkl()
-    places = put_in_place(model, Invariant(lacking), lacking == "count")
-    if places.lacking and lacking == "raise":
+    places = put_in_place(model, Invariant())
+    if places.lacking:
         raise VariantOperatorError(
             "rows of these modules may depend on the rest of the batch",
             got=", ".join(places.lacking[:8]),
             expected="modules with the same bits in every batch",
-            hint='invariant(model, lacking="count") leaves them as they are',
+            hint="invariant(model.part) changes a part without them",
         )
-    if places.lacking:
-        named = ", ".join(places.lacking[:8])
-        warnings.warn(f"left as they are, and not invariant: {named}", stacklevel=2)
     model.invariant_places = places  # type: ignore[assignment]
     return model
 
@@ -156,23 +143,19 @@ class Invariant:
     ----------
     replaced : counts of str
         Operators that were computed by other means, and how often.
-    lacking : counts of str
-        Operators that lack the property and were counted.
 
     Examples
     --------
     >>> import torch
     >>> import roundoff
-    >>> with roundoff.invariant(lacking="count") as within:
-    ...     made = torch.nn.functional.conv1d(torch.ones(1, 1, 3), torch.ones(1, 1, 2))
-    >>> dict(within.lacking)
-    {'aten::convolution': 1}
+    >>> with roundoff.invariant() as within:
+    ...     made = torch.ones(1, 3) @ torch.ones(3, 2)
+    >>> dict(within.replaced)
+    {'aten::mm': 1}
     """
 
-    def __init__(self, policy: str) -> None:
-        self.policy = policy
+    def __init__(self) -> None:
         self.replaced: Counter[str] = Counter()
-        self.lacking: Counter[str] = Counter()
         self._local = threading.local()  # one object may be entered by several threads
 
     def __enter__(self) -> Invariant:
@@ -272,15 +255,10 @@ class _Operators(TorchDispatchMode):
                 self.owner.replaced[name] += 1
                 return made
             if made is NotImplemented:
-                self._refuse(name)
+                raise VariantOperatorError(
+                    "a row of its result may depend on the rest of the batch",
+                    got=name,
+                    expected="an operator with the same bits in every batch",
+                    hint="compute it outside of roundoff.invariant()",
+                )
         return func(*args, **kwargs)
-
-    def _refuse(self, name: str) -> None:
-        if self.owner.policy == "raise":
-            raise VariantOperatorError(
-                "a row of its result may depend on the rest of the batch",
-                got=name,
-                expected="an operator with the same bits in every batch",
-                hint='invariant(lacking="count") lets it pass and counts it',
-            )
-        self.owner.lacking[name] += 1

@@ -25,7 +25,7 @@ from .invariant_matmul import (
     operator,
     own_work,
 )
-from .invariant_operators import TRANSFORMERS, _pieces, _reduced, _tf32, register
+from .invariant_operators import TRANSFORMERS, _pieces, _reduced, register
 
 __all__ = ["Places", "put_in_place"]
 
@@ -39,13 +39,10 @@ _PLAIN = ("container", "dropout", "flatten", "padding", "activation")
 #: Modules among these that do not: softmax, whose order of additions depends on the layout.
 _COMPOSED = (
     torch.nn.MultiheadAttention, torch.nn.Softmax, torch.nn.LogSoftmax, torch.nn.Softmax2d,
-    torch.nn.Softmin,
+    torch.nn.Softmin, torch.nn.GLU,
 )  # fmt: skip
-#: Functions of one element. On a CPU the bits depend on the element's place in the tensor.
-_ELEMENTWISE = (
-    torch.nn.SiLU, torch.nn.GELU, torch.nn.Sigmoid, torch.nn.LogSigmoid, torch.nn.Tanh,
-    torch.nn.Mish, torch.nn.ELU, torch.nn.CELU, torch.nn.SELU, torch.nn.Softplus,
-)  # fmt: skip
+#: Where functions of one element are. On a CPU bits depend on the element's place in the tensor.
+_ELEMENTWISE = ("torch.nn.modules.activation", "transformers.activations")
 #: Names in the code of a module that computes by torch's functions, not by modules alone.
 _FUNCTIONS = frozenset(
     (
@@ -67,7 +64,7 @@ class Places:
         Modules that run inside of ``with roundoff.invariant()``, operator by operator: slower, and
         a break in a compiled graph.
     lacking : list of str
-        Modules whose rows may depend on each other, and are left as they were.
+        Modules whose rows may depend on each other.
     """
 
     def __init__(self) -> None:
@@ -76,9 +73,7 @@ class Places:
         self.lacking: list[str] = []
 
 
-def put_in_place(
-    model: torch.nn.Module, context: AbstractContextManager[Any], leave: bool = False
-) -> Places:
+def put_in_place(model: torch.nn.Module, context: AbstractContextManager[Any]) -> Places:
     """Replace the computation of each module of a model, in place.
 
     Sets ``torch._inductor.config.emulate_precision_casts``. Without it inductor's kernels on a GPU
@@ -89,13 +84,11 @@ def put_in_place(
     model : torch.nn.Module
     context : context manager
         ``roundoff.invariant()``, in which modules run whose functions are replaced one by one.
-    leave : bool
-        Whether to replace the others where modules lack the property.
 
     Returns
     -------
     Places
-        Modules that lack the property are named there. Without *leave* nothing is replaced then.
+        Where it names modules that lack the property, nothing was replaced.
 
     Raises
     ------
@@ -105,7 +98,7 @@ def put_in_place(
     places = Places()
     chosen: list[tuple[torch.nn.Module, Any]] = []
     for name, module in model.named_modules():
-        if isinstance(module, _LACKING) and not _is_frozen(module):
+        if isinstance(module, _LACKING):
             places.lacking.append(name or type(module).__name__)
             continue
         forward = _forward_of(module)
@@ -115,23 +108,24 @@ def put_in_place(
         elif _computes(module):
             chosen.append((module, None))
             places.within.append(name)
-    if places.lacking and not leave:
+    if places.lacking:
         return places
     from torch._inductor import config  # takes a second
 
     config.emulate_precision_casts = True
     _set_attention(model)
     for module, forward in chosen:
-        if "_roundoff" in vars(module):
+        known = vars(module)
+        if "_roundoff" in known:
             continue  # once is enough
+        known["_roundoff"] = True
         if forward is None:
             module.forward = torch.compiler.disable(_within(context, module.forward))
-        else:
-            if forward is _elementwise:
-                text = vars(module)["_roundoff_text"] = _text_of(module)
-                _BY_TEXT.setdefault(text, copy.deepcopy(module).forward)
-            module.forward = MethodType(forward, module)
-        vars(module)["_roundoff"] = True
+            continue
+        if forward is _elementwise:
+            text = known["_roundoff_text"] = _text_of(module)
+            _BY_TEXT.setdefault(text, copy.deepcopy(module).forward)
+        module.forward = MethodType(forward, module)
     return places
 
 
@@ -144,12 +138,6 @@ def _within(context: AbstractContextManager[Any], forward: Any) -> Any:
     return run
 
 
-def _is_frozen(module: torch.nn.Module) -> bool:
-    """A norm over the batch that uses stored statistics computes each row alone."""
-    batch_norm = isinstance(module, torch.nn.modules.batchnorm._BatchNorm)
-    return batch_norm and not module.training and bool(module.track_running_stats)
-
-
 def _forward_of(module: torch.nn.Module) -> Any:
     """Our forward for a module; None where there is none."""
     cls = type(module)
@@ -160,10 +148,10 @@ def _forward_of(module: torch.nn.Module) -> Any:
     if isinstance(module, torch.nn.LayerNorm) and cls.forward is torch.nn.LayerNorm.forward:
         return _layer_norm if len(module.normalized_shape) == 1 else None
     if cls.__name__.endswith("RMSNorm"):
-        return _rms_norm_of(module)
-    if isinstance(module, _ELEMENTWISE) or cls.__module__ == "transformers.activations":
-        return None if list(module.parameters()) else _elementwise
-    return None
+        kind = vars(module)["_roundoff_kind"] = _kind_of(module)
+        return None if kind is None else _rms_norm
+    elementwise = cls.__module__ in _ELEMENTWISE and not isinstance(module, _COMPOSED)
+    return _elementwise if elementwise and not list(module.parameters()) else None
 
 
 def _computes(module: torch.nn.Module) -> bool:
@@ -202,13 +190,6 @@ def _set_attention(model: torch.nn.Module) -> None:
 # Products. ----------------------------------------------------------------------------------------
 
 
-def _asks(*tensors: torch.Tensor | None) -> bool:
-    """Whether a gradient is asked for, or a graph is traced."""
-    if torch.compiler.is_compiling():
-        return True
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-
-
 def _linear(self: Any, x: torch.Tensor) -> torch.Tensor:
     return product(self, x, self.weight, self.bias)
 
@@ -226,11 +207,9 @@ def product(
     Where that way is torch's own product, gradients are torch's, too.
     """
     if torch.compiler.is_compiling():
-        return differentiable(x, weight, bias, _tf32(x))
+        return differentiable(x, weight, bias)
     dtype = x.dtype
-    if type(x) is not torch.Tensor or not x.is_cuda or dtype not in _REDUCED:
-        return matmul(x, weight, bias, tf32=x.is_cuda and _tf32(x))
-    if not x.is_contiguous():
+    if type(x) is not torch.Tensor or not (x.is_cuda and dtype in _REDUCED and x.is_contiguous()):
         return matmul(x, weight, bias)
     # Each of these costs a tenth of a microsecond, and decides what cuBLAS computes.
     library = int(torch._C._get_blas_preferred_backend())  # type: ignore[call-overload]
@@ -304,42 +283,29 @@ def _layer_norm(self: Any, x: torch.Tensor) -> torch.Tensor:
     return _layer_norm_of_torch(x, self.weight, self.bias, self.eps)
 
 
-def _rms_formula(
-    x: torch.Tensor, weight: torch.Tensor | None, eps: float, kind: str, own: bool = False
-) -> torch.Tensor:
-    if own and x.is_cuda and _is_narrow(x, weight):
+def _rms_formula(x: torch.Tensor, weight: torch.Tensor, eps: float, kind: str) -> torch.Tensor:
+    if x.is_cuda and x.dtype == weight.dtype != torch.float64:
         return _rms_rows(x, weight, eps, kind)
-    wide = x if x.dtype == torch.float64 else x.float()
-    square = wide.pow(2)
-    mean = _mean(square) if own else square.mean(-1, keepdim=True)
-    scale = _pieces(torch.rsqrt, mean + eps) if own else None
-    if scale is None:
-        scale = torch.rsqrt(mean + eps)
-    made = wide * scale
-    if weight is None:
-        return made.to(x.dtype)
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    mean = _mean(wide.pow(2)) + eps
+    scale = _pieces(torch.rsqrt, mean)
+    made = wide * (torch.rsqrt(mean) if scale is None else scale)
     if kind == "rounded first":
         return weight * made.to(x.dtype)
     return (made * (1.0 + weight.float() if kind == "of one" else weight)).to(x.dtype)
 
 
-def _is_narrow(x: torch.Tensor, weight: torch.Tensor | None) -> bool:
-    """Whether the kernel computes what the formula does: in float32, of one type."""
-    return x.dtype != torch.float64 and (weight is None or weight.dtype == x.dtype)
-
-
 @own_work
-def _rms_rows(x: torch.Tensor, weight: torch.Tensor | None, eps: float, kind: str) -> torch.Tensor:
+def _rms_rows(x: torch.Tensor, weight: torch.Tensor, eps: float, kind: str) -> torch.Tensor:
     """The formula by one kernel, a program a row."""
     n = x.shape[-1]
     rows = x.reshape(-1, n)
     rows = rows if rows.stride(1) == 1 else rows.contiguous()
     made = torch.empty_like(x, memory_format=torch.contiguous_format)
     if made.numel():
-        flags = (weight is not None, kind == "rounded first", kind == "of one")
-        w = x if weight is None else weight.contiguous()
+        flags = (kind == "rounded first", kind == "of one")
         sizes = (n, rows.stride(0), float(n), eps, *flags, min(2048, power_of_2(n)))
-        run(kernels.rms_rows, (len(rows), 1), rows, w, made, *sizes, num_warps=4)
+        run(kernels.rms_rows, (len(rows), 1), rows, weight.contiguous(), made, *sizes, num_warps=4)
     return made
 
 
@@ -351,59 +317,44 @@ def _mean(x: torch.Tensor) -> torch.Tensor:
 
 
 def _rms_norm_of_torch(
-    x: torch.Tensor, weight: torch.Tensor | None, eps: float, kind: str
+    x: torch.Tensor, weight: torch.Tensor, eps: float, kind: str
 ) -> torch.Tensor:
-    """The formula, on a GPU by torch's kernel, for its gradients."""
-    if not _torch_has(x, weight, kind):
-        return _rms_formula(x, weight, eps, kind)
-    return functional.rms_norm(x, x.shape[-1:], weight, eps)
-
-
-def _torch_has(x: torch.Tensor, weight: torch.Tensor | None, kind: str) -> bool:
-    """Whether a kernel of torch's computes the formula on a GPU."""
-    return x.is_cuda and _is_narrow(x, weight) and kind != "of one"
+    """Torch's, for its gradients."""
+    dtype = torch.promote_types(x.dtype, weight.dtype) if kind == "rounded first" else x.dtype
+    factors = 1.0 + weight.float() if kind == "of one" else weight
+    return functional.rms_norm(x, x.shape[-1:], factors, eps).to(dtype)
 
 
 @opaque("invariant_rms_norm", _rms_norm_of_torch)
-def _rms_norm_op(
-    x: torch.Tensor, weight: torch.Tensor | None, eps: float, kind: str
-) -> torch.Tensor:
-    return _rms_formula(x, weight, eps, kind, own=True)
+def _rms_norm_op(x: torch.Tensor, weight: torch.Tensor, eps: float, kind: str) -> torch.Tensor:
+    return _rms_formula(x, weight, eps, kind)
 
 
-def _rms_norm(self: Any, x: torch.Tensor, *, kind: str) -> torch.Tensor:
-    eps = next((getattr(self, n) for n in ("variance_epsilon", "eps") if hasattr(self, n)), None)
-    if eps is None:  # torch's default, of the type that it computes in
-        eps = torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps
-    weight = getattr(self, "weight", None)
-    if not _asks(x, weight):
-        return _rms_formula(x, weight, eps, kind, own=True)
-    if is_traced(x) or not _torch_has(x, weight, kind):
-        return _rms_norm_op(x, weight, eps, kind)
+def _eps_of(module: Any, x: torch.Tensor) -> float:
+    for name in ("variance_epsilon", "eps"):
+        if getattr(module, name, None) is not None:
+            return float(getattr(module, name))
+    # torch's default, of the type that it computes in
+    return torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps
+
+
+def _rms_norm(self: Any, x: torch.Tensor) -> torch.Tensor:
+    weight, eps, kind = self.weight, _eps_of(self, x), self._roundoff_kind
+    if is_traced(x):
+        made: torch.Tensor = _rms_norm_op(x, weight, eps, kind)
+        return made
+    if not torch.is_grad_enabled() or not (x.requires_grad or weight.requires_grad):
+        return _rms_formula(x, weight, eps, kind)
     # The gradients are torch's, and do not read this result. Its values are ours.
     with by_torch(x):
         y = _rms_norm_of_torch(x, weight, eps, kind)
-    y.data.copy_(_rms_rows(x, weight, eps, kind))
+    with torch.no_grad():
+        y.copy_(_rms_formula(x, weight, eps, kind))
     return y
 
 
-def _rms_norm_rounded_first(self: Any, x: torch.Tensor) -> torch.Tensor:
-    return _rms_norm(self, x, kind="rounded first")
-
-
-def _rms_norm_of_one(self: Any, x: torch.Tensor) -> torch.Tensor:
-    return _rms_norm(self, x, kind="of one")
-
-
-def _rms_norm_rounded_last(self: Any, x: torch.Tensor) -> torch.Tensor:
-    return _rms_norm(self, x, kind="rounded last")
-
-
-_RMS_NORMS = (_rms_norm_rounded_first, _rms_norm_of_one, _rms_norm_rounded_last)
-
-
-def _rms_norm_of(module: torch.nn.Module) -> Any:
-    """The forward whose values are this module's, on numbers of bfloat16; None where none is.
+def _kind_of(module: torch.nn.Module) -> str | None:
+    """Which RMSNorm has this module's values, on numbers of bfloat16; None where none has.
 
     Classes of this name differ in where they round, and in what they add to the weight.
     """
@@ -420,16 +371,16 @@ def _rms_norm_of(module: torch.nn.Module) -> Any:
         try:
             module.weight = probe
             wanted = module(x)
-            alike = [
-                (forward, float((forward(module, x) == wanted).float().mean()))
-                for forward in _RMS_NORMS
-            ]
+            alike = {
+                kind: (_rms_formula(x, probe, _eps_of(module, x), kind) == wanted).float().mean()
+                for kind in ("rounded first", "of one", "rounded last")
+            }
         except (RuntimeError, TypeError):
             return None
         finally:
             module.weight = before
-    forward, share = max(alike, key=lambda found: found[1])
-    return forward if share > 0.99 else None
+    kind = max(alike, key=alike.__getitem__)
+    return kind if float(alike[kind]) > 0.99 else None
 
 
 #: Functions of one element, by a text that stands for them in a compiled graph.

@@ -13,7 +13,7 @@ from ..errors import ArgumentError, UnsupportedError
 from . import invariant_kernels as kernels
 from ._runtime import power_of_2, run
 from .invariant_attention import attention
-from .invariant_matmul import batched, matmul, own_work
+from .invariant_matmul import _TYPES, batched, matmul, own_work
 
 __all__ = [
     "HANDLERS",
@@ -63,6 +63,9 @@ _LACKING = frozenset(
         "_embedding_bag",
         "addbmm",
         "addmv",
+        "baddbmm",
+        "dot",
+        "glu",
         "_addmm_activation",
         "_scaled_mm",
         "_scaled_grouped_mm",
@@ -86,7 +89,6 @@ _LACKING = frozenset(
         "_fft_c2r",
     )
 )
-_LACKING_ON_CPU = frozenset({"aten::glu"})
 #: These add, or multiply, in an order of their own on CUDA.
 _LACKING_ON_CUDA = frozenset(
     f"aten::{name}"
@@ -107,33 +109,27 @@ _LACKING_ON_CUDA = frozenset(
         "nansum",
         "norm",
         "renorm",
+        "logsumexp",
+        "std",
+        "std_mean",
+        "var",
+        "var_mean",
     )
 )
 #: Operators of which :func:`lacks` has to be asked.
-MAY_LACK = _LACKING | _LACKING_ON_CPU | _LACKING_ON_CUDA
+MAY_LACK = _LACKING | _LACKING_ON_CUDA
 
 
 def lacks(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    on_cuda = any(t.is_cuda for t in tensors_of(args))
-    if name in _LACKING or (name in _LACKING_ON_CPU and not on_cuda):
+    if name in _LACKING:
         return True
-    if name in _LACKING_ON_CUDA and on_cuda:
+    if any(t.is_cuda for t in tensors_of(args)):
         accumulates = args[3] if len(args) > 3 else kwargs.get("accumulate", False)
         return bool(accumulates) if "index_put" in name else args[0].is_floating_point()
     return False
 
 
 # Products. ----------------------------------------------------------------------------------------
-
-
-@torch.compiler.assume_constant_result  # a change compiles again: torch guards the switch
-def _tf32_is_on() -> bool:
-    return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
-
-
-def _tf32(x: torch.Tensor) -> bool:
-    """Whether torch is told to compute a product with *x* in TF32."""
-    return x.dtype == torch.float32 and _tf32_is_on()
 
 
 def _plain(func: Any, *tensors: torch.Tensor) -> bool:
@@ -144,47 +140,26 @@ def _plain(func: Any, *tensors: torch.Tensor) -> bool:
 
 
 def _mm(func: Any, a: Any, b: Any) -> Any:
-    return matmul(a, b.t(), tf32=_tf32(a)) if _plain(func, a, b) else NotImplemented
+    return matmul(a, b.t()) if _plain(func, a, b) else NotImplemented
 
 
 def _addmm(func: Any, c: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    if not _plain(func, c, a, b):
-        return NotImplemented
-    if beta == alpha == 1 and c.shape == b.shape[1:]:
-        return matmul(a, b.t(), c, tf32=_tf32(a))
-    return _combined(c, lambda x, y: matmul(x, y.t(), tf32=_tf32(x)), a, b, beta, alpha)
-
-
-def _combined(c: Any, times: Any, a: Any, b: Any, beta: Any, alpha: Any) -> Any:
-    """beta c + alpha a b with one rounding: products and sum in float32."""
-    wide = torch.promote_types(c.dtype, torch.float32)
-    y = times(a.to(wide), b.to(wide)) * alpha
-    return (y if beta == 0 else y + c.to(wide) * beta).to(a.dtype)
+    ours = beta == alpha == 1 and c.shape == b.shape[1:] and _plain(func, c, a, b)
+    return matmul(a, b.t(), c) if ours else NotImplemented
 
 
 def _bmm(func: Any, a: Any, b: Any) -> Any:
-    return batched(a, b.mT, tf32=_tf32(a)) if _plain(func, a, b) else NotImplemented
-
-
-def _baddbmm(func: Any, c: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    if not _plain(func, c, a, b):
-        return NotImplemented
-    return _combined(c, lambda x, y: batched(x, y.mT, tf32=_tf32(x)), a, b, beta, alpha)
+    return batched(a, b.mT) if _plain(func, a, b) else NotImplemented
 
 
 def _mv(func: Any, a: Any, x: Any) -> Any:
     # As the product of a batch of one, which a vector is to torch.nn.functional.linear.
-    return matmul(x[None], a, tf32=_tf32(a))[0] if _plain(func, a, x) else NotImplemented
-
-
-def _dot(func: Any, a: Any, b: Any) -> Any:
-    return matmul(a[None], b[None], tf32=_tf32(a))[0, 0] if _plain(func, a, b) else NotImplemented
+    return matmul(x[None], a)[0] if _plain(func, a, x) else NotImplemented
 
 
 def _linear(func: Any, x: Any, weight: Any, bias: Any = None) -> Any:
-    if not _plain(func, *tensors_of((x, weight, bias))):
-        return NotImplemented
-    return matmul(x, weight, bias, tf32=_tf32(x))
+    ours = _plain(func, *tensors_of((x, weight, bias)))
+    return matmul(x, weight, bias) if ours else NotImplemented
 
 
 def _grouped_mm(
@@ -201,7 +176,7 @@ def _grouped_mm(
         return NotImplemented
     y, start = x.new_zeros(len(x), weights.shape[2]), 0
     for weight, end in zip(weights, offs.tolist(), strict=True):
-        y[start:end] = matmul(x[start:end], weight.t(), tf32=_tf32(x))
+        y[start:end] = matmul(x[start:end], weight.t())
         start = end
     return y
 
@@ -232,118 +207,65 @@ def _reduced(
     func: Any, x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Any:
     """Sums and means of rows, where the number of rows decides how torch adds; None: as torch."""
-    if not _last_only(x, dim) or not x.numel() or func._overloadname not in ("dim", "dim_IntList"):
+    if not _last_only(x, dim) or not x.numel():
         return None
-    n = x.shape[-1]
-    if x.device.type == "cpu":
-        if (pair := _twice(x)) is None:
-            return None
+    if (pair := _twice(x)) is not None:
         made = func(pair, dim=[1], dtype=dtype)[0]
-    else:
-        into = dtype or x.dtype
-        if x.dtype == torch.float64 or into not in (torch.float32, torch.bfloat16, torch.float16):
-            return None
+    elif _is_added(x, dtype):
         mean = "mean" in func.overloadpacket._qualified_op_name
-        made = _sums(x.reshape(-1, n), float(n) if mean else 1.0, into)
+        made = _sums(x, float(x.shape[-1]) if mean else 1.0, dtype or x.dtype)
+    else:
+        return None
     return made.view(*x.shape[:-1], *([1] if keepdim else []))
 
 
-def _sums(
-    rows: torch.Tensor, divisor: float = 1.0, into: torch.dtype = torch.float32
-) -> torch.Tensor:
-    """Sums of rows (M, n) over a divisor, by the kernel."""
+def _is_added(x: torch.Tensor, dtype: torch.dtype | None) -> bool:
+    """Whether our kernel adds rows such as these: torch's plan on CUDA has their number."""
+    return x.is_cuda and x.dtype in _TYPES and dtype in (None, *_TYPES)
+
+
+def _sums(x: torch.Tensor, divisor: float = 1.0, into: torch.dtype = torch.float32) -> torch.Tensor:
+    """Sums of rows (…, n) over a divisor, by the kernel."""
+    n = x.shape[-1]
+    rows = x.reshape(-1, n)
     rows = rows if rows.stride(1) == 1 else rows.contiguous()
     made = rows.new_empty(len(rows), dtype=into)
-    n = rows.shape[1]
     sizes = (len(rows), n, rows.stride(0), divisor, min(1024, power_of_2(n)))
     run(kernels.sum_rows, (len(rows), 1), rows, made, *sizes, num_warps=4)
     return made
-
-
-# torch's reductions on CUDA add by a plan that the number of rows decides. These add by ours.
-
-
-def _rows_of(func: Any, x: Any, dim: Any, overload: str) -> torch.Tensor | None:
-    """Rows in float32 to reduce on CUDA; None where torch does it."""
-    if not x.is_cuda or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        return None
-    if func._overloadname != overload or not _last_only(x, dim) or not x.numel():
-        return None
-    return x.reshape(-1, x.shape[-1]).float()
-
-
-def _logarithms(rows: torch.Tensor) -> torch.Tensor:
-    """Logarithms of the sums of the exponentials of rows (M, n)."""
-    most = rows.amax(1, keepdim=True)
-    most = most.masked_fill(most.abs() == torch.inf, 0.0)
-    return _sums((rows - most).exp()).log() + most[:, 0]
-
-
-def _moments(rows: torch.Tensor, correction: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Variances and means of rows (M, n)."""
-    n = rows.shape[1]
-    mean = _sums(rows, float(n))
-    return _sums((rows - mean[:, None]).square(), max(0.0, n - correction)), mean
-
-
-def _norms(rows: torch.Tensor, order: float) -> torch.Tensor:
-    """Norms of rows (M, n) of an order that is neither 0 nor infinite."""
-    if order == 2:
-        return _sums(rows.square()).sqrt()
-    sizes = rows.abs()
-    return _sums(sizes) if order == 1 else _sums(sizes.pow(order)).pow(1 / order)
-
-
-@own_work
-def _logsumexp(func: Any, x: Any, dim: Any, keepdim: bool = False) -> Any:
-    if (rows := _rows_of(func, x, dim, "default")) is None:
-        return None
-    return _as_reduced(_logarithms(rows), x, keepdim)
-
-
-@own_work
-def _variance(
-    func: Any, x: Any, dim: Any = None, *, correction: Any = None, keepdim: bool = False
-) -> Any:
-    """Variance or deviation, alone or with the mean."""
-    if (rows := _rows_of(func, x, dim, "correction")) is None:
-        return None
-    name = func.overloadpacket._qualified_op_name
-    made, mean = _moments(rows, 1.0 if correction is None else float(correction))
-    made = _as_reduced(made.sqrt() if "std" in name else made, x, keepdim)
-    return (made, _as_reduced(mean, x, keepdim)) if name.endswith("_mean") else made
 
 
 @own_work
 def _vector_norm(
     func: Any, x: Any, order: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Any:
-    if _last_only(x, dim) and (pair := _twice(x)) is not None:
-        return _as_reduced(func(pair, order, [1], dtype=dtype)[0], x, keepdim, dtype)
-    if dtype == torch.float64 or order in (0, math.inf, -math.inf):
+    if not _last_only(x, dim) or not x.numel():
         return None
-    if (rows := _rows_of(func, x, dim, "default")) is None:
+    if (pair := _twice(x)) is not None:
+        made = func(pair, order, [1], dtype=dtype)[0]
+    elif not _is_added(x, dtype):
         return None
-    return _as_reduced(_norms(rows, float(order)), x, keepdim, dtype)
-
-
-def _as_reduced(made: torch.Tensor, x: torch.Tensor, keepdim: bool, dtype: Any = None) -> Any:
-    return made.to(dtype or x.dtype).view(*x.shape[:-1], *([1] if keepdim else []))
+    elif order == 2:
+        made = _sums(x.float().square()).sqrt().to(dtype or x.dtype)
+    else:
+        return NotImplemented
+    return made.view(*x.shape[:-1], *([1] if keepdim else []))
 
 
 @own_work
 def _softmax(func: Any, x: Any, dim: int, widen: bool) -> Any:
     """Softmax on CUDA of rows that do not begin alike: torch adds up to a boundary of 16 bytes."""
-    if not x.is_cuda or x.dtype == torch.float64 or not _last_only(x, dim) or not x.numel():
+    if not _last_only(x, dim) or not x.numel() or not _is_added(x, None):
         return None
     n = x.shape[-1]
     if n <= 1024 or n * x.element_size() % 16 == 0:
         return None
-    rows = x.reshape(-1, n).contiguous()
-    made = torch.empty_like(rows, dtype=torch.float32 if widen else x.dtype)
+    rows = x.reshape(-1, n).float()
+    rows = rows - rows.amax(1, keepdim=True)
+    total = _sums(rows.exp())[:, None]
     log = "log" in func.overloadpacket._qualified_op_name
-    run(kernels.log_softmax_rows, (len(rows), 1), rows, made, len(rows), n, n, 1024, log)
-    return made.view(x.shape)
+    made = rows - total.log() if log else rows.exp() / total
+    return made.to(torch.float32 if widen else x.dtype).view(x.shape)
 
 
 @own_work
@@ -384,21 +306,14 @@ _NAMED: dict[str, Handler] = {
     "mm": _mm,
     "addmm": _addmm,
     "bmm": _bmm,
-    "baddbmm": _baddbmm,
     "mv": _mv,
-    "dot": _dot,
     "linear": _linear,
     "_grouped_mm": _grouped_mm,
     "sum": _reduced,
     "mean": _reduced,
     "_softmax": _softmax,
     "_log_softmax": _softmax,
-    "logsumexp": _logsumexp,
     "linalg_vector_norm": _vector_norm,
-    "var": _variance,
-    "std": _variance,
-    "var_mean": _variance,
-    "std_mean": _variance,
     "pow": _power,
     "add": _scaled_sum,
     "sub": _scaled_sum,
@@ -443,16 +358,14 @@ def sdpa(
         raise UnsupportedError("attention with dropout", got=dropout_p, expected="dropout_p=0")
     if attn_mask is not None and is_causal:
         raise ArgumentError("attn_mask with is_causal", expected="one of them")
-    if query.dim() == 3:  # the first dimension is that of heads
-        return sdpa(query[None], key[None], value[None], attn_mask, 0.0, is_causal, scale)[0]
     if attn_mask is not None:
         mask = _booleans(attn_mask)
         if mask.dim() < 4:
             mask = mask.view(*(1,) * (4 - mask.dim()), *mask.shape)
-        return attention(query, key, value, mask=mask, scale=scale, tf32=_tf32(query))
+        return attention(query, key, value, mask=mask, scale=scale)
     # Causal to torch: the first query is at the first key.
     top = "top" if is_causal else False
-    return attention(query, key, value, causal=top, scale=scale, tf32=_tf32(query))
+    return attention(query, key, value, causal=top, scale=scale)
 
 
 def _booleans(mask: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,7 @@ __all__ = ["kernel", "locked", "locked_sums", "same_bits", "sum_along"]
 
 
 @kernel
-def locked_sums(X, DY, MEAN, RSTD, DW, LOCK, N, GROUPS, P: tl.constexpr, BARRIER: tl.constexpr):
+def locked_sums(X, DY, MEAN, RSTD, DW, LOCK, N, GROUPS, P: tl.constexpr):
     """One row per program; the rows of a group are added to one sum, under the group's lock."""
     row = tl.program_id(0)
     group = row % GROUPS
@@ -34,8 +34,7 @@ def locked_sums(X, DY, MEAN, RSTD, DW, LOCK, N, GROUPS, P: tl.constexpr, BARRIER
         pass
     summed += tl.load(DW + group * N + cols, mask=here, other=0.0)
     tl.store(DW + group * N + cols, summed, mask=here)
-    if BARRIER:
-        tl.debug_barrier()  # every thread of the program has stored
+    tl.debug_barrier()  # every thread of the program has stored: without it another reads a half
     tl.atomic_xchg(LOCK + group, 0)
 
 
@@ -45,7 +44,6 @@ def locked(
     mean: torch.Tensor,
     rstd: torch.Tensor,
     groups: int | None = None,
-    barrier: bool = True,
 ) -> torch.Tensor:
     """dweight summed under locks: a counter-example, whose bits depend on the order of arrival.
 
@@ -58,9 +56,6 @@ def locked(
     groups : int, optional
         Locks, and sums kept in the type of `x`; row i adds to sum i modulo `groups`. By default as
         many as Triton's tutorial has.
-    barrier : bool
-        Wait for the program's own stores before the lock is released. Without it another program
-        may read a sum half written: a race. With it the order of the additions still varies.
 
     Returns
     -------
@@ -83,5 +78,5 @@ def locked(
     sums = x.new_zeros((groups, n))
     lock = torch.zeros(groups, dtype=torch.int32, device=x.device)
     warps = min(max(block // 256, 1), 8)  # as the tutorial has it
-    locked_sums[(m,)](x, dy, mean, rstd, sums, lock, n, groups, block, barrier, num_warps=warps)
+    locked_sums[(m,)](x, dy, mean, rstd, sums, lock, n, groups, block, num_warps=warps)
     return sums.float().sum(0).to(x.dtype)

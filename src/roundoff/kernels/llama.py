@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ._runtime import interpreting, kernel, max_along, run, sum_along
+from ._runtime import COMPILED, kernel, max_along, run, sum_along
 
 __all__ = ["add_rms_norm", "causal_attention", "embed_rms_norm", "rotary_qkv", "silu_mul"]
 
@@ -273,7 +273,7 @@ def embed_rms_norm(
 
 
 @kernel
-def _nearest(x, PRECISION: tl.constexpr, COMPILED: tl.constexpr):
+def _nearest(x, PRECISION: tl.constexpr):
     """*x* to the nearest TF32 number, ties away from zero, where the product is in TF32.
 
     A tensor core does not round: it ignores the last 13 bits, which leaves every factor too small
@@ -309,7 +309,6 @@ def _tiles(
     COLUMNS: tl.constexpr,
     MASKED: tl.constexpr,
     PRECISION: tl.constexpr,
-    COMPILED: tl.constexpr,
 ):
     """One stretch of keys, *low* to *high*, into the running sums (online softmax)."""
     i = tl.arange(0, D)
@@ -317,7 +316,7 @@ def _tiles(
         columns = start + tl.arange(0, COLUMNS)
         inside = (columns < length)[:, None] & (i < head)[None, :]
         at = columns[:, None] * head + i[None, :]
-        keys = _nearest(tl.load(k + at, mask=inside, other=0.0), PRECISION, COMPILED)
+        keys = _nearest(tl.load(k + at, mask=inside, other=0.0), PRECISION)
         scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION) * scale
         if MASKED:
             seen = (columns[None, :] <= rows[:, None]) & (columns < length)[None, :]
@@ -326,9 +325,9 @@ def _tiles(
         p = tl.math.exp2(scores - higher[:, None])
         shrink = tl.math.exp2(most - higher)
         total = total * shrink + sum_along(p, 1)
-        values = _nearest(tl.load(v + at, mask=inside, other=0.0), PRECISION, COMPILED)
+        values = _nearest(tl.load(v + at, mask=inside, other=0.0), PRECISION)
         acc = acc * shrink[:, None]
-        p = _nearest(p.to(values.dtype), PRECISION, COMPILED)
+        p = _nearest(p.to(values.dtype), PRECISION)
         acc = tl.dot(p, values, acc, input_precision=PRECISION)
         most = higher
     return acc, total, most
@@ -349,7 +348,6 @@ def _causal_attention(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     PRECISION: tl.constexpr,  # of products of float32: "tf32" or "ieee"
-    COMPILED: tl.constexpr,
 ):
     # The longest rows first, so that the last programs to run are short.
     block = tl.num_programs(0) - 1 - tl.program_id(0)
@@ -359,50 +357,31 @@ def _causal_attention(
     i = tl.arange(0, D)
     inside = (rows < length)[:, None] & (i < head)[None, :]
     at = ((batch * length + rows[:, None]) * heads + h) * head + i[None, :]
-    queries = _nearest(tl.load(q + at, mask=inside, other=0.0), PRECISION, COMPILED)
+    queries = _nearest(tl.load(q + at, mask=inside, other=0.0), PRECISION)
     shared = (batch * groups + h // (heads // groups)) * length * head
     acc = tl.full((ROWS, D), 0.0, tl.float32)
     total = tl.full((ROWS,), 0.0, tl.float32)
     most = tl.full((ROWS,), float("-inf"), tl.float32)
     full = block * ROWS  # keys that every row of the block sees
-    acc, total, most = _tiles(
-        acc,
-        total,
-        most,
-        queries,
-        k + shared,
-        v + shared,
-        0,
-        full,
-        rows,
-        head,
-        length,
-        scale,
-        D,
-        COLUMNS,
-        False,
-        PRECISION,
-        COMPILED,
-    )
-    acc, total, most = _tiles(
-        acc,
-        total,
-        most,
-        queries,
-        k + shared,
-        v + shared,
-        full,
-        full + ROWS,
-        rows,
-        head,
-        length,
-        scale,
-        D,
-        COLUMNS,
-        True,
-        PRECISION,
-        COMPILED,
-    )
+    for MASKED in tl.static_range(2):
+        acc, total, most = _tiles(
+            acc,
+            total,
+            most,
+            queries,
+            k + shared,
+            v + shared,
+            full if MASKED else 0,
+            full + ROWS if MASKED else full,
+            rows,
+            head,
+            length,
+            scale,
+            D,
+            COLUMNS,
+            MASKED,
+            PRECISION,
+        )
     tl.store(out + at, (acc / total[:, None]).to(out.dtype.element_ty), mask=inside)
 
 
@@ -463,7 +442,7 @@ def causal_attention(
     args = (q, k, v, out, length, heads, groups, head, scale * 1.4426950408889634)
     for place in range(_FITTING.get(kind, 0), len(tiles)):
         rows, columns, warps, stages = tiles[place]
-        constants = (d, rows, columns, "tf32" if tf32 else "ieee", not interpreting())
+        constants = (d, rows, columns, "tf32" if tf32 else "ieee")
         grid = (triton.cdiv(length, rows), batch * heads)
         try:
             run(_causal_attention, grid, *args, *constants, num_warps=warps, num_stages=stages)

@@ -11,7 +11,6 @@ float64, float32, float16 or bfloat16 a :class:`~roundoff.errors.DtypeError`; ma
 from __future__ import annotations
 
 import math
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ import numpy.typing as npt
 from roundoff.errors import ShapeError
 
 from .data import float_array, round_to, work_dtype
-from .truth import round_exact
+from .truth import exact_sum, round_exact
 
 __all__ = [
     "binned",
@@ -184,15 +183,13 @@ def binned(x: npt.ArrayLike, *, axis: int | tuple[int, ...] | None = -1) -> Any:
 _CHUNK = 2**16
 #: Chunks whose sums of one exponent need no more than float64's 53 bits.
 _CHUNKS = 2**26 // _CHUNK
-#: Values from 2**900 on are binned 2**-64 times as large, so that no bin overflows.
-_LARGE, _LARGE_EXPONENT = 2.0**900, 1023 + 900
 #: Sign, exponent and the first 26 bits of the significand of float64.
 _HEAD = np.uint64(2**64 - 2**27)
 
 
 def _axes(axis: int | tuple[int, ...] | None, ndim: int) -> tuple[int, ...]:
     """The axes to add, counted from the first."""
-    if axis is None or (ndim == 0 and axis in (0, -1)):
+    if axis is None or ndim == 0:
         return tuple(range(ndim))
     try:
         return np.lib.array_utils.normalize_axis_tuple(axis, ndim)
@@ -209,14 +206,13 @@ def _sum_all(values: Array) -> Any:
     with np.errstate(invalid="ignore"):
         special = heads[..., -1].sum()  # infinities and NaNs, if any
     finite = bins[..., :-1]
-    ordinary, large = finite[..., :_LARGE_EXPONENT], finite[..., _LARGE_EXPONENT:]
     if special != 0:
         total = float(special) if np.isinf(special) else math.nan
-    elif large.any():
-        small, big = (sum(map(Fraction, part[part != 0].tolist())) for part in (ordinary, large))
-        total = round_exact(Fraction(small + 2**64 * big), values.dtype)
     else:
-        total = _add_exactly(ordinary[ordinary != 0].tolist(), values.dtype)
+        try:
+            total = _add_exactly(finite[finite != 0].tolist(), values.dtype)
+        except (OverflowError, ValueError):  # near the largest number, where the sum may be one
+            total = round_exact(exact_sum(values.ravel()), values.dtype)
     if total == 0:
         total = -0.0 if values.size and np.signbit(values).all() else 0.0
     return round_to(np.float64(total), values.dtype, storage=True)
@@ -229,7 +225,7 @@ def _bins(values: Array) -> Array:
     -------
     ndarray of float64, shape (k, 2, 256), or (k, 2, 2048) for float64
         By sign and exponent. All k are to be added: one of every 2**26 values, and for float64
-        another of the tails that were cut off. Those of large values are 2**-64 times as large.
+        another of the tails that were cut off.
     """
     work = work_dtype(values.dtype)
     wide = work == np.float64
@@ -237,17 +233,14 @@ def _bins(values: Array) -> Array:
     totals: list[Array] = []
     flags: Any = ["external_loop", "buffered", "zerosize_ok"]
     chunks: Any = np.nditer(values, flags, op_dtypes=[work], order="K", buffersize=_CHUNK)
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):
         for number, chunk in enumerate(chunks):
             if number % _CHUNKS == 0:
                 heads, tails = np.zeros((2, size))
                 totals += [heads, tails] if wide else [heads]
             place = (chunk.view(unsigned) >> unsigned(digits)).astype(np.intp)
             if wide:
-                large = ~(np.abs(chunk) < _LARGE)
-                if large.any():
-                    # The product makes a NaN quiet: else its head may be that of an infinity.
-                    chunk = np.where(large, chunk * 2.0**-64, chunk)
+                chunk = chunk + 0.0  # a NaN becomes quiet: else its head may be that of an infinity
                 head = (chunk.view(unsigned) & _HEAD).view(work)
                 tails += np.bincount(place, chunk - head, size)
                 chunk = head
@@ -258,6 +251,8 @@ def _bins(values: Array) -> Array:
 def _add_exactly(parts: list[float], dtype: np.dtype[Any]) -> float:
     """The sum of a few numbers, such that rounding it to *dtype* rounds their exact sum."""
     total = math.fsum(parts)
+    if not math.isfinite(total):
+        raise OverflowError
     rest = math.fsum([*parts, -total])
     # A second rounding would not see what the first has left. An odd last bit tells it.
     if dtype != np.float64 and rest and not np.float64(total).view(np.int64) & 1:

@@ -121,7 +121,7 @@ def round_to(x: Any, dtype: Any, *, storage: bool = False) -> Any:
     DtypeError
         When *dtype* is none of ``DTYPES``, or *x* is not made of real numbers of at most 64 bits.
     ArgumentError
-        When values are masked, or whole numbers above 2**53 are to be rounded to bfloat16.
+        When values are masked, or whole numbers above 2**53.
 
     Examples
     --------
@@ -132,20 +132,15 @@ def round_to(x: Any, dtype: Any, *, storage: bool = False) -> Any:
     >>> round_to(np.float32(1) + np.float32(2) ** -12, "float16")
     np.float32(1.0)
     """
-    work = work_dtype(dtype)
-    info = dtype_info(dtype)
-    values = plain_array(x)
-    # Straight to bfloat16 whole numbers would be rounded twice, to float32 first.
-    if values.dtype.kind not in "iub" or info.name == "bfloat16":
-        values = _checked(values)
+    work, info, values = work_dtype(dtype), dtype_info(dtype), real_array(x)
     with np.errstate(over="ignore", invalid="ignore"):
-        if info.name == "bfloat16" and values.dtype == np.float64:
+        if info.name == "bfloat16":
             values = _to_odd(values)
         stored = values.astype(onnx_dtype_to_np_dtype(info.onnx), copy=False)
         return (stored if storage else stored.astype(work, copy=False))[()]
 
 
-def _to_odd(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
+def _to_odd(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """float32 neighbours of float64 values, the odd ones of two: a second rounding is then right.
 
     ``ml_dtypes`` rounds float64 to float32 and that to bfloat16; a value just above the middle of
@@ -230,22 +225,16 @@ def real_array(x: Any) -> npt.NDArray[np.float64]:
     >>> real_array([1, 2])
     array([1., 2.])
     """
-    return _checked(plain_array(x)).astype(np.float64, copy=False)
-
-
-def _checked(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The array; whole numbers in float64. Refused is what float64 does not hold."""
-    if values.dtype.kind in "iub":
-        if values.dtype.kind != "b" and (np.abs(values) > 2**53).any():
-            raise ArgumentError(
-                "whole numbers",
-                got=str(np.abs(values).max()),
-                expected="at most 2**53, which float64 holds",
-            )
-        return values.astype(np.float64)
-    if not dtype_info(values.dtype).is_float:
-        raise DtypeError("no real numbers", got=str(values.dtype), expected="at most 64 bits")
-    return values
+    values = plain_array(x)
+    if values.dtype.kind not in "iub":
+        if not dtype_info(values.dtype).is_float:
+            raise DtypeError("no real numbers", got=str(values.dtype), expected="at most 64 bits")
+    elif (np.abs(values) > 2**53).any():
+        largest = np.abs(values).max()
+        raise ArgumentError(
+            "whole numbers", got=str(largest), expected="at most 2**53, which float64 holds"
+        )
+    return values.astype(np.float64, copy=False)
 
 
 def draw_orders(size: int, count: int = 128, seed: int = 0) -> npt.NDArray[np.intp]:

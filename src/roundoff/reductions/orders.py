@@ -266,19 +266,14 @@ def _tree_of(common: Array, ranks: list[int]) -> Tree:
 
 
 def _common(tree: Tree, ranks: int) -> Array:
-    """Leaves of the smallest subtree with both, for each pair of ranks."""
+    """Leaves of the smallest subtree with both, for each pair of ranks that meet."""
     common = np.zeros((ranks, ranks))
-
-    def visit(node: Tree) -> list[int]:
-        if isinstance(node, int):
-            return [node]
-        branches = [visit(branch) for branch in node]
-        leaves = [leaf for branch in branches for leaf in branch]
-        for one, other in combinations(branches, 2):
-            common[np.ix_(one, other)] = common[np.ix_(other, one)] = len(leaves)
-        return leaves
-
-    visit(tree)
+    if isinstance(tree, int):
+        return common
+    for one, other in combinations(map(_leaves, tree), 2):
+        common[np.ix_(one, other)] = common[np.ix_(other, one)] = len(_leaves(tree))
+    for branch in tree:
+        common += _common(branch, ranks)
     return common
 
 

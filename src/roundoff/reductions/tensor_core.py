@@ -30,15 +30,10 @@ import numpy as np
 
 from roundoff.arguments import check_choice, check_whole
 from roundoff.describe import TypedTensor, as_tensor
-from roundoff.dtypes import dtype_info
 from roundoff.errors import ArgumentError, DtypeError, ShapeError
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-#: Precision, exponent of the smallest normal number, and largest number of TF32.
-_TF32 = (11, -126, (2 - 2.0**-10) * 2.0**127)
-#: Types that operands may be converted to.
-OPERANDS = ("tf32", "float16", "bfloat16", "float32")
 #: GPUs with the steps of :data:`HOPPER`.
 GPUS = ("H100", "H200")
 #: Elements of the result in a piece: its arrays stay in a cache.
@@ -84,11 +79,11 @@ class Step:
     normalised: bool = False
 
 
-#: The steps of an H100 and an H200 (``wgmma``), by type of the operands.
+#: The steps of an H100 and an H200 (``wgmma``), by type of the operands; of float32 for TF32.
 HOPPER = {
     "bfloat16": Step(block=16, fraction=25, precision=24),
     "float16": Step(block=16, fraction=25, precision=24),
-    "tf32": Step(block=8, fraction=25, precision=24),
+    "float32": Step(block=8, fraction=25, precision=24),
     "float8_e4m3fn": Step(block=32, fraction=13, precision=14),
     "float8_e5m2": Step(block=32, fraction=13, precision=14),
 }
@@ -99,7 +94,6 @@ def tensor_core_matmul(
     b: Any,
     gpu: str | None = None,
     *,
-    operands: str | None = None,
     block: int | None = None,
     bits: int | None = None,
 ) -> Any:
@@ -147,16 +141,12 @@ def tensor_core_matmul(
     ----------
     a : tensor or array, shape (m, k)
         Left operand: float16, bfloat16, float8_e4m3fn, float8_e5m2, or float32, of which a tensor
-        core takes the part that TF32 holds.
+        core takes the part that TF32 holds: it ignores the last 13 bits. With *block* or *bits*
+        they are rounded to nearest, ties to even, as a library may do first.
     b : tensor or array, shape (k, n)
         Right operand, of the same type; both are computed on the device of *a*.
     gpu : {"H100", "H200"}, optional
         The GPU, by default an H100.
-    operands : {"tf32", "float16", "bfloat16", "float32"}, optional
-        Type that both are converted to first, from any floating type; by default their own, and
-        TF32 for float32. They are rounded to nearest, ties to even, but for TF32 of a *gpu*: the
-        instruction ignores the last 13 bits. A library may round first. ``"float32"``, whose
-        products are exact as well, only with *block*.
     block : int, optional
         Products in a step, 1 to 4096; 8 where *bits* is given alone.
     bits : int, optional
@@ -171,7 +161,7 @@ def tensor_core_matmul(
     Raises
     ------
     ArgumentError
-        When an option is none of these, a *gpu* and a *block* are given, or *a* or *b* is not a
+        When an option is none of these, a *gpu* and a *block* are given, or *a* or *b* is no
         tensor.
     DtypeError
         When the operands' types differ, or are not among these.
@@ -187,7 +177,7 @@ def tensor_core_matmul(
     >>> from roundoff.reductions import tensor_core_matmul
     >>> a = np.float32([8 * [1 / 8] + 8 * [2**-23 - 2**-33]])
     >>> b = np.ones((16, 1), np.float32)
-    >>> got = tensor_core_matmul(a, b, "H100", operands="tf32")
+    >>> got = tensor_core_matmul(a, b, "H100")
     >>> float(got[0, 0] - 1) * 2**23, float(a.sum(dtype=np.float64) - 1) * 2**23
     (6.0, 7.9921875)
     """
@@ -201,7 +191,6 @@ def tensor_core_matmul(
             expected="one or the other",
         )
     check_choice("gpu", gpu, (None, *GPUS))
-    check_choice("operands", operands, (None, *OPERANDS))
     block = check_whole("block", 8 if block is None else block, 1, 4096)
     bits = check_whole("bits", 24 if bits is None else bits, 2, 40)
     left, right = _operand(a, "a"), _operand(b, "b")
@@ -210,40 +199,46 @@ def tensor_core_matmul(
         raise ShapeError(
             "no matrix product", got=f"{shapes[0]} and {shapes[1]}", expected="(m, k) and (k, n)"
         )
-    kind = operands or _common_type(left, right)
-    if kind not in HOPPER and not (described and kind == "float32"):
+    kinds = left.info.name, right.info.name
+    if kinds[0] != kinds[1]:
+        raise DtypeError(
+            "the operands have different types",
+            got=f"{kinds[0]} and {kinds[1]}",
+            expected="one type",
+            hint="convert one of them",
+        )
+    if kinds[0] not in HOPPER:
         raise DtypeError(
             "no tensor core multiplies it into float32",
-            got=kind,
+            got=kinds[0],
             expected=" or ".join(HOPPER),
-            hint="convert it, or name operands=",
+            hint="convert it",
         )
+    step = HOPPER[kinds[0]]
     if described:
         step = Step(block, bits - 1, 24, lowest=_SMALLEST + bits - 1, normalised=True)
-    else:
-        step = HOPPER[kind]
-    convert = "truncate" if kind == "tf32" and not described else "nearest"
     with np.errstate(all="ignore"):
-        x, y = (
-            _as_float64(t) if t.info.name == kind else converted(_as_float64(t), kind, convert)
-            for t in (left, right)
-        )
-        result = chained(x, y, kind, step)
+        x, y = (_as_float64(t, described) for t in (left, right))
+        result = chained(x, y, left.info.emin, step)
     if left.kind != "tensor":
         return result
     return torch.from_numpy(result).to(left.tensor.device)
 
 
-def _as_float64(operand: TypedTensor) -> Array:
+def _as_float64(operand: TypedTensor, nearest: bool) -> Array:
+    """The operand's numbers; of float32 those of TF32, the nearest or cut towards zero."""
     import torch
 
     values: Array = operand.tensor.to("cpu", torch.float64).numpy()
-    return values
+    if operand.info.name != "float32":
+        return values
+    bits = values.astype(np.float32).view(np.int32)
+    if nearest:  # ties to even
+        bits = bits + 0xFFF + (bits >> 13 & 1)
+    return np.where(np.isfinite(values), (bits & -0x2000).view(np.float32), values)
 
 
 def _operand(value: Any, name: str) -> TypedTensor:
-    if np.ma.is_masked(value):
-        raise ArgumentError(f"masked values in {name}", got="a masked array", hint="x.filled(0)")
     operand = as_tensor(value)
     if operand is None:
         raise ArgumentError(f"{name} is no tensor", got=type(value).__name__)
@@ -252,59 +247,7 @@ def _operand(value: Any, name: str) -> TypedTensor:
     return operand
 
 
-def _common_type(left: TypedTensor, right: TypedTensor) -> str:
-    """The type in which both operands are multiplied where none is named."""
-    kinds = left.info.name, right.info.name
-    if kinds[0] != kinds[1]:
-        raise DtypeError(
-            "the operands have different types",
-            got=f"{kinds[0]} and {kinds[1]}",
-            expected="one type",
-            hint="convert one of them, or name operands=",
-        )
-    return "tf32" if kinds[0] == "float32" else kinds[0]
-
-
-def _smallest_exponent(kind: str) -> int:
-    """Exponent of the type's smallest normal number."""
-    return _TF32[1] if kind == "tf32" else dtype_info(kind).emin
-
-
-def converted(x: Array, kind: str, convert: str) -> Array:
-    """Numbers of a narrower type.
-
-    Parameters
-    ----------
-    x : array of float64
-        What is converted.
-    kind : str
-        ``"tf32"`` or a type's name.
-    convert : {"nearest", "truncate"}
-        Rounded to nearest, ties to even, or cut towards zero. Overflow gives infinity or the
-        largest number, as IEEE 754 has it.
-
-    Returns
-    -------
-    array of float64
-        Of x's shape.
-    """
-    if kind == "tf32":
-        precision, emin, largest = _TF32
-    else:
-        info = dtype_info(kind)
-        precision, emin, largest = info.precision, info.emin, info.max
-    # x is below 2**exponent: one place of the type there is 2**(exponent - precision).
-    last = np.clip(np.frexp(x)[1] - precision, emin + 1 - precision, 1000)
-    steps = np.ldexp(x, -last)
-    steps = np.rint(steps) if convert == "nearest" else np.trunc(steps)
-    out = np.ldexp(steps, last)
-    over = (np.abs(out) > largest) & np.isfinite(x)
-    limit = math.inf if convert == "nearest" else largest
-    out[over] = np.copysign(limit, x[over])
-    return out
-
-
-def chained(x: Array, y: Array, kind: str, step: Step) -> np.ndarray[Any, np.dtype[np.float32]]:
+def chained(x: Array, y: Array, emin: int, step: Step) -> np.ndarray[Any, np.dtype[np.float32]]:
     """The product x y by steps of a tensor core: one chain over k, from zero.
 
     Parameters
@@ -313,8 +256,8 @@ def chained(x: Array, y: Array, kind: str, step: Step) -> np.ndarray[Any, np.dty
         Numbers of the type.
     y : array of float64, shape (k, n)
         As x.
-    kind : str
-        ``"tf32"`` or a type's name: what counts as subnormal.
+    emin : int
+        Exponent of the type's smallest normal number.
     step : Step
         How a block is added.
 
@@ -324,22 +267,28 @@ def chained(x: Array, y: Array, kind: str, step: Step) -> np.ndarray[Any, np.dty
         The last accumulators.
     """
     m, n = len(x), y.shape[1]
+    special = None
+    if not (np.isfinite(x).all() and np.isfinite(y).all()):
+        special = x @ y
+        x, y = (np.where(np.isfinite(t), t, 0.0) for t in (x, y))
     # The rows of both are values of k: a step reads them one after the other.
     x, y = np.ascontiguousarray(x.T), np.ascontiguousarray(y)
-    left, right = (_exponents(t, kind) for t in (x, y))
+    left, right = (_exponents(t, emin) for t in (x, y))
     result = np.zeros((m, n), np.float32)
     rows = max(1, _PIECE // max(1, n))
     for start in range(0, m, rows):
         piece = slice(start, start + rows)
         result[piece] = _chain_of_rows(x[:, piece, None], y, left[:, piece, None], right, step)
+    if special is not None:
+        result = np.where(np.isfinite(special), result, special.astype(np.float32))
     result[np.isnan(result)] = np.uint32(_NAN).view(np.float32)
     return result
 
 
-def _exponents(x: Array, kind: str) -> Array:
+def _exponents(x: Array, emin: int) -> Array:
     """The exponent with which each operand enters a step, as int16; a zero has none."""
-    exponent = np.maximum(np.frexp(x)[1] - 1, _smallest_exponent(kind))
-    return np.where(np.isfinite(x) & (x != 0), exponent, _NONE).astype(np.int16)
+    exponent = np.maximum(np.frexp(x)[1] - 1, emin)
+    return np.where(x != 0, exponent, _NONE).astype(np.int16)
 
 
 def _chain_of_rows(x: Array, y: Array, left: Array, right: Array, step: Step) -> Array:
@@ -351,12 +300,6 @@ def _chain_of_rows(x: Array, y: Array, left: Array, right: Array, step: Step) ->
     total = np.zeros((x.shape[1], y.shape[1]))
     product, up, steps = (np.empty_like(total) for _ in range(3))
     exponents = np.empty(total.shape, np.int16)
-    finite = [
-        bool(np.isfinite(p).all() and np.isfinite(q).all()) for p, q in zip(x, y, strict=True)
-    ]
-    given_x, given_y = x, y
-    if not all(finite):
-        x, y = (np.where(np.isfinite(t), t, 0.0) for t in (x, y))
     for first in range(0, len(x), step.block):
         ks = range(first, min(first + step.block, len(x)))
         if step.normalised:
@@ -378,18 +321,8 @@ def _chain_of_rows(x: Array, y: Array, left: Array, right: Array, step: Step) ->
             np.multiply(x[k], y[k], out=product)
             np.multiply(product, up, out=product)
             steps += np.trunc(product, out=product)
-        sums = _cut(steps * _power(last), step)
-        others = [given_x[k] * given_y[k] for k in ks if not finite[k]]
-        total = _with_special(sums, total, others)
+        total = _cut(steps * _power(last), step)
     return total
-
-
-def _with_special(sums: Array, total: Array, products: list[Array]) -> Array:
-    """The sums of a step, but what IEEE 754 has where an addend is infinite or NaN."""
-    if not products:
-        return sums  # an infinite or NaN accumulator has gone through the sum
-    special = sum(np.where(np.isfinite(t), 0.0, t) for t in [total, *products])
-    return np.where(special == 0, sums, special)
 
 
 def _accumulator_exponents(total: Array) -> Array:

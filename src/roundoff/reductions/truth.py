@@ -32,14 +32,15 @@ def exact_sum(x: npt.ArrayLike) -> Fraction:
     Parameters
     ----------
     x : array_like, shape (n,)
-        Values of float64, of a type whose values are float64 values, or whole numbers.
+        Values that float64 holds: whole numbers up to 2**53.
 
     Raises
     ------
     ShapeError
         When *x* is not a vector.
     ArgumentError
-        When a value is infinite or NaN, so that the sum has no exact value, or masked.
+        When a value is infinite or NaN, so that the sum has no exact value, masked, or a whole
+        number that float64 does not hold.
     DtypeError
         When the type is another one, such as a complex one.
 
@@ -49,14 +50,9 @@ def exact_sum(x: npt.ArrayLike) -> Fraction:
     >>> exact_sum([0.1] * 10) == 1, float(exact_sum([1e300, 1.0, -1e300]))
     (False, 1.0)
     """
-    given = plain_array(x)
-    if given.ndim != 1:
-        raise ShapeError("one vector at a time", got=given.shape, expected="(n,)")
-    if given.dtype.kind in "iub":  # float64 does not hold them all
-        return Fraction(sum(map(int, given.tolist())))
-    if not dtype_info(given.dtype).is_float:
-        raise DtypeError("no exact sum", got=str(given.dtype), expected="a floating type")
-    values = given.astype(np.float64)
+    values = real_array(x)
+    if values.ndim != 1:
+        raise ShapeError("one vector at a time", got=values.shape, expected="(n,)")
     if not np.isfinite(values).all():
         raise ArgumentError("the sum has no exact value", got="an infinity or a NaN")
     fraction, exponent = np.frexp(values)
@@ -193,12 +189,11 @@ def judge(results: npt.ArrayLike, truth: Fraction, dtype: Any) -> dict[str, floa
     >>> judge(np.array([1.0, 1.25, 1.25]), Fraction(9, 8), np.float16)["spread ulp"] / 256
     1.0
     """
-    values, truth = plain_array(results), _rational(truth)
-    if not values.size:
-        raise ShapeError("no results", got=values.shape, expected="one or more")
+    real, truth = real_array(results), _rational(truth)
+    if not real.size:
+        raise ShapeError("no results", got=real.shape, expected="one or more")
     unit = float(ulp(round_exact(truth, np.float64), dtype))
-    real = real_array(values)
-    row: dict[str, float] = {"distinct": distinct_bits(values)}
+    row: dict[str, float] = {"distinct": distinct_bits(np.asarray(results))}
     if not np.isfinite(real).all():
         return row | dict.fromkeys(("spread ulp", "error ulp", "median ulp"), math.nan)
     # Each is taken exactly, and then rounded.

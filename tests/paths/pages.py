@@ -147,36 +147,23 @@ def run_cell(page: str, cell: Cell, names: dict[str, Any], **changed: str) -> li
         When the cell does not set such a name: a reader could not put in something of his own.
     """
     tree = ast.parse(cell.code)
-    found = set()
-    for i, statement in enumerate(tree.body):
-        if isinstance(statement, ast.Assign):
-            found |= _put_in(statement, changed)
-        if isinstance(statement, ast.FunctionDef) and statement.name in changed:
-            (tree.body[i],) = ast.parse(changed[statement.name]).body
-            found.add(statement.name)
-    if found != set(changed):
-        raise LookupError(f"{page}: no {sorted(set(changed) - found)} in cell {cell.number}")
-    ast.increment_lineno(tree, cell.line - 1)
-    return run(tree, names, str(PAGES[page]))  # inspect finds the source of what it defines
-
-
-def _put_in(statement: ast.Assign, changed: dict[str, str]) -> set[str]:
-    """Replace the value of ``name = …``, or one of ``a, b = …, …``; the names found."""
-    target, found = statement.targets[0], set()
-    if isinstance(target, ast.Name) and target.id in changed:
-        statement.value = ast.parse(changed[target.id], mode="eval").body
-        found.add(target.id)
-    if isinstance(target, ast.Tuple):
-        # (…) if gpu else (…): whichever it is.
-        value = statement.value
-        choices = [value.body, value.orelse] if isinstance(value, ast.IfExp) else [value]
-        for i, name in enumerate(target.elts):
-            if isinstance(name, ast.Name) and name.id in changed:
-                for choice in choices:
-                    assert isinstance(choice, ast.Tuple)
-                    choice.elts[i] = ast.parse(changed[name.id], mode="eval").body
-                found.add(name.id)
-    return found
+    ast.increment_lineno(tree, cell.line - 1)  # inspect finds the source of what it defines
+    values, missing = [], set(changed)
+    for statement in tree.body:
+        targets = statement.targets if isinstance(statement, ast.Assign) else []
+        given = {n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name)}
+        if isinstance(statement, ast.FunctionDef):
+            given = {statement.name}
+        if not given or given - set(changed):
+            values += run(ast.Module([statement], []), names, str(PAGES[page]))
+        for name in changed:
+            if name in given:
+                is_value = isinstance(statement, ast.Assign)
+                exec(f"{name} = {changed[name]}" if is_value else changed[name], names)
+        missing -= given
+    if missing:
+        raise LookupError(f"{page}: no {sorted(missing)} in cell {cell.number}")
+    return values
 
 
 def own_cell(page: str) -> Cell:

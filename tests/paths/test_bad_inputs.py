@@ -22,7 +22,7 @@ import pytest
 import torch
 
 import roundoff
-from roundoff import compare, dtypes, fusion, models, ort, script, timing
+from roundoff import compare, dtypes, fusion, models, ort, timing
 from roundoff import reductions as r
 from roundoff.backend import onnx_custom_backend
 from roundoff.errors import RoundoffError
@@ -412,13 +412,6 @@ def test_a_wrong_call_is_a_typed_error(group: str) -> None:
         if said != "typed"
     ]
     assert not wrong, "\n".join(wrong)
-
-
-@pytest.mark.parametrize("said", ["maybe", "2"])
-def test_unittest_going_is_a_switch(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UNITTEST_GOING", said)
-    with pytest.raises(RoundoffError, match="UNITTEST_GOING"):
-        script.unit_test_going()
 
 
 def test_a_session_and_an_evaluator_take_the_same_arguments() -> None:

@@ -1,7 +1,7 @@
 """A suggested tolerance on fresh inputs: how often it fails what is right, and what it lets pass.
 
-The twelve models and the faults are those of ``studies/which_tolerance.py``, which records both
-error rates. Here the tolerance is the one that a user gets, from ``compare_runtimes``.
+The models are those of ``studies/which_tolerance.py``, which records both error rates, with its
+faults. Here the tolerance is the one that a user gets, from ``compare_runtimes``.
 """
 
 import sys
@@ -17,7 +17,7 @@ from roundoff.runtimes import compare_runtimes
 from .pages import ROOT
 
 sys.path.insert(0, str(ROOT / "studies"))
-from which_tolerance import FAULTS, MODELS, TYPES, faulty, feeds_of, sides
+from which_tolerance import MODELS, TYPES, feeds_of, sides
 
 FRESH = 300
 CPU = ["CPUExecutionProvider"]
@@ -53,18 +53,6 @@ def test_fresh_inputs_keep_within_a_suggested_tolerance(name: str, dtype: str) -
     for any_scale in (False, True):
         assert sum(not tolerance.allows(*pair, any_scale=any_scale) for pair in results) <= 1
     assert tolerance.rtol >= torch.finfo(getattr(torch, dtype)).eps  # a unit in the last place
-
-
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    [("scale by 1 %", "float16"), ("tanh GELU for erf", "float32"), ("no bias", "bfloat16")],
-)
-def test_a_fault_is_caught(name: str, dtype: str) -> None:
-    fault = FAULTS[name]
-    model, wrong = MODELS[fault.model], faulty(fault, dtype)
-    tolerance, (right, _) = suggested(model, dtype), sides(model, dtype)
-    for fed in (feeds_of(model.proto(dtype), 10**5 + k) for k in range(10)):
-        assert not tolerance.allows(right(fed), wrong(fed))
 
 
 @pytest.mark.parametrize("dtype", TYPES)

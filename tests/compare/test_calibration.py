@@ -12,8 +12,6 @@ from roundoff.errors import ArgumentError
 
 DRAWS: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
     "Rayleigh": lambda rng, n: rng.rayleigh(2, n),
-    "exponential": lambda rng, n: rng.exponential(3, n),
-    "log-normal": lambda rng, n: np.exp(0.5 * rng.standard_normal(n)),
     "Pareto, index 3": lambda rng, n: rng.pareto(3, n),
     "multiples of a last place": lambda rng, n: rng.poisson(0.3, n).astype(float),
     "mostly nothing": lambda rng, n: np.where(rng.random(n) < 0.3, rng.exponential(1, n), 0),

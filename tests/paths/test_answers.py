@@ -11,9 +11,6 @@ import functools
 import importlib.util
 import inspect
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,10 +20,12 @@ import onnx.parser
 import onnxruntime
 import pytest
 import torch
+import torch.distributed as dist
 
 import roundoff
 import roundoff.reductions
 from roundoff.compare import scaled_error
+from roundoff.workers import Workers
 
 from .pages import snippets, study_of
 
@@ -266,48 +265,30 @@ def test_our_layer_norm_is_torchs_with_its_gradients(
 
 # --- numerics
 
-RANKS = """
-import functools, sys
-import torch, torch.distributed as dist, torch.multiprocessing as mp
-
-def rank(number, world, folder):
-    dist.init_process_group("gloo", init_method=f"file://{folder}/{world}", rank=number,
-                            world_size=world)
-    for dtype in (torch.float32, torch.bfloat16, torch.float64):
-        micro_batches = torch.load(f"{folder}/data").to(dtype)
-        mine = micro_batches.chunk(world)[number].contiguous()
-        names = {"torch": torch, "dist": dist, "functools": functools, "mine": mine}
-        exec(open(f"{folder}/snippet").read(), names)
-        torch.save(names["total"], f"{folder}/{world} {number} {dtype}")
-    dist.destroy_process_group()
-
-if __name__ == "__main__":
-    for world in (1, 2, 3, 6):
-        mp.start_processes(rank, (world, sys.argv[1]), world, start_method="fork")
-"""
-
 
 @path_of("plot_all_reduce_order")
-def test_gathered_gradients_have_the_same_sum_on_any_number_of_ranks(
-    place: str, tmp_path: Path
-) -> None:
+def test_gathered_gradients_have_the_same_sum_on_any_number_of_ranks(place: str) -> None:
     data = drawn(6, 1003, seed=11) * torch.logspace(-3, 3, 1003)
-    torch.save(data, tmp_path / "data")
-    (tmp_path / "snippet").write_text(snippets()[place].code)
-    (tmp_path / "ranks.py").write_text(RANKS)
-    subprocess.run(
-        [sys.executable, tmp_path / "ranks.py", tmp_path],
-        check=True,
-        timeout=120,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    for dtype in (torch.float32, torch.bfloat16, torch.float64):
-        totals = [torch.load(tmp_path / f"{w} {r} {dtype}") for w in (1, 2, 3, 6) for r in range(w)]
-        assert all(torch.equal(total, totals[0]) for total in totals)
-        rounded = data.to(dtype).double()
-        # Five additions, each within half a unit of what is added.
-        bound = 5 * torch.finfo(dtype).eps * rounded.abs().sum(0)
-        assert ((totals[0].double() - rounded.sum(0)).abs() <= bound).all()
+    snippet = snippets()[place].code
+
+    def total(mine: torch.Tensor) -> torch.Tensor:
+        names = {"torch": torch, "dist": dist, "functools": functools, "mine": mine}
+        exec(snippet, names)
+        return names["total"]
+
+    with Workers(6) as workers:
+        for dtype in (torch.float32, torch.bfloat16, torch.float64):
+            micro_batches = data.to(dtype)
+            totals = [
+                found
+                for world in (1, 2, 3, 6)
+                for found in workers.map(total, micro_batches.chunk(world))
+            ]
+            assert all(torch.equal(found, totals[0]) for found in totals)
+            rounded = micro_batches.double()
+            # Five additions, each within half a unit of what is added.
+            bound = 5 * torch.finfo(dtype).eps * rounded.abs().sum(0)
+            assert ((totals[0].double() - rounded.sum(0)).abs() <= bound).all()
 
 
 @path_of("plot_bits_to_words")
@@ -479,11 +460,9 @@ def test_the_file_of_a_reader_is_compared(
     capsys.readouterr()
     comparison = snippets()[place].run()["comparison"]
     # What its comments say is printed.
-    said = capsys.readouterr().out.splitlines()
-    tolerance = ("advice: Compare ", "advice: For ")  # or why there is none
-    for begins in ("first differs at node: ", "nearer the truth: ", "advice: ", tolerance):
-        assert [line for line in said if line.startswith(begins)], (begins, said)
-    assert "errors are in units of eps × RMS of the float64 truth" in said
+    said = capsys.readouterr().out
+    for begins in ("first differs at node: ", "nearer the truth: ", "advice: "):
+        assert f"\n{begins}" in f"\n{said}"
     # "or feeds={name: array}", and the errors that it gives are those of both runtimes.
     provider = "CUDAExecutionProvider" if torch.cuda.is_available() else "CPUExecutionProvider"
     session = onnxruntime.InferenceSession("model.onnx", providers=[provider])

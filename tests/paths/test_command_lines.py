@@ -119,12 +119,6 @@ def test_the_report_of_this_machine() -> None:
     assert not shown.stderr
 
 
-def test_the_floors_are_printed() -> None:
-    shown = command("python", "tests/test_floors.py")
-    assert shown.returncode == 0
-    assert "errors" in shown.stdout
-
-
 def test_versions_that_are_named_are_ours() -> None:
     install = TEXTS["docs/install.rst"].read_text(encoding="utf-8")
     assert f"/roundoff-{roundoff.__version__}-py3" in install

@@ -730,9 +730,9 @@ def test_what_the_page_on_batches_says_of_an_epyc(told: Told) -> None:
     assert "intricate dance" in printed_after(told, "in a batch:")[0]
     for name in ("asked twice in a batch", "alone, 16 columns"):
         assert printed_share(told, name) == 0
-    for name in ("with the told", "alone, 5 columns of padding"):
+    for name in ("with the story", "alone, 5 columns of padding"):
         assert printed_share(told, name) > 95, "nearly every logit"
-    assert "5 columns like the told: True" in told.text
+    assert "5 columns like the story: True" in told.text
     # The columns left over decide, not the place of a token among 16 running sums.
     starts = names["starts"]
     pd.testing.assert_series_equal(starts["measured"], starts["predicted"], check_names=False)

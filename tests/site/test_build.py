@@ -146,28 +146,3 @@ def test_an_interrupted_build_leaves_nothing_wrong(tmp_path: Path) -> None:
     assert site.ran() == "abc"
     assert "<h1>Page a" in html.read_text()
     assert (html.parent.parent.parent / "_images").is_dir()
-
-
-ALONE = """'''.. _page-{name}:
-
-Page {name}
-======
-
-One sum.
-'''
-
-# %%
-# A number
-# --------
-print("the sum:", 2 + 2)
-"""
-
-
-@pytest.mark.slow(reason="a build of a small site; conf/ alone decides it")
-def test_a_page_is_built_alone_though_the_others_have_never_run(tmp_path: Path) -> None:
-    home = "What page b has drawn:\n\n.. answer-figure:: plot_b"
-    site = Site(tmp_path, {f"plot_{name}": ALONE.format(name=name) for name in "ab"}, home)
-    status, said = site.build("-D", r"sphinx_gallery_conf.filename_pattern=/plot_a\.py")
-    assert status == 0, said
-    assert "the sum: 4" in site.html("plot_a").read_text("utf-8")
-    assert "the sum: 4" not in site.html("plot_b").read_text("utf-8")

@@ -45,12 +45,6 @@ def pairs(draw: Any, elements: Any = anything, dtypes: Any = None) -> tuple[Any,
     return np.asarray(found[0]), np.asarray(found[1])
 
 
-def as_torch(array: Any) -> torch.Tensor:
-    if array.dtype == ml_dtypes.bfloat16:
-        return torch.from_numpy(array.astype(np.float32)).to(torch.bfloat16)
-    return torch.from_numpy(np.ascontiguousarray(array)).reshape(array.shape)
-
-
 @given(pairs(elements=finite))
 @settings(max_examples=150, deadline=None)
 def test_against_exact_arithmetic(pair: tuple[Any, Any]) -> None:

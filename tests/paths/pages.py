@@ -166,6 +166,16 @@ def run_cell(page: str, cell: Cell, names: dict[str, Any], **changed: str) -> li
     return values
 
 
+def imported(page: str) -> set[str]:
+    """What a page imports from the library, as ``roundoff.compare.max_diff``."""
+    return {
+        f"{node.module}.{alias.name}"
+        for node in ast.walk(ast.parse(PAGES[page].read_text("utf-8")))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("roundoff")
+        for alias in node.names
+    }
+
+
 def own_cell(page: str) -> Cell:
     """The cell of a page that a reader puts something of his own into."""
     return next(c for c in cells(page) if c.section.startswith("Your own") and c.code.strip())

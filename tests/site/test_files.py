@@ -1,6 +1,5 @@
 """The files of the built fast site: notebooks, wheel, downloads, links, what makes it findable."""
 
-import ast
 import collections
 import html
 import json
@@ -13,6 +12,7 @@ from urllib.parse import unquote
 
 import pytest
 
+from ..paths.pages import PAGES, imported
 from .conftest import ROOT, SITE
 
 pytestmark = pytest.mark.site
@@ -101,19 +101,13 @@ def test_every_page_has_a_title_and_a_description_of_its_own(site: Path) -> None
 
 def test_a_name_of_the_reference_lists_the_pages_that_use_it(site: Path) -> None:
     missing = []
-    for script in (ROOT / "gallery").glob("*/plot_*.py"):
-        for node in ast.walk(ast.parse(script.read_text("utf-8"))):
-            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith(
-                "roundoff"
-            ):
-                continue
-            for name in (f"{node.module}.{alias.name}" for alias in node.names):
-                page = site / "generated" / f"{name}.html"
-                if not page.exists():
-                    continue
-                _, _, users = page.read_text("utf-8").partition("sphx-glr-thumbnails")
-                if f"{script.stem}.html" not in users:
-                    missing.append(f"{name}: {script.stem}")
+    for page in PAGES:
+        for name in imported(page):
+            reference = site / "generated" / f"{name}.html"
+            if reference.exists():
+                _, _, users = reference.read_text("utf-8").partition("sphx-glr-thumbnails")
+                if f"{page}.html" not in users:
+                    missing.append(f"{name}: {page}")
     assert not missing, "\n".join(missing)
 
 

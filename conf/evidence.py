@@ -109,21 +109,19 @@ def wrong(text: str, target: str, page: str, where: str, sentence: str) -> str:
 def where(page: str, machine: str, targets: Iterable[str]) -> str:
     """What the numbers of an answer were measured on, when, and with which versions.
 
-    A number of another machine names that machine in its sentence, and the line says so.
+    A number of another machine names that machine in its sentence.
     """
     record = records_of(page)[machine]
-    here, elsewhere = [], ""
+    parts = []
     for target in targets:
-        source, name, said = split(target, page)
+        _, name, said = split(target, page)
         entry = record.values.get(name)
         if entry and (said or entry["on"]) == machine:
-            machine_part = summary(_run(record, entry).environment, entry.get("part"))
-            here.append(machine_part.partition("; ")[0])
-        elif source == page:
-            elsewhere = "; on another machine where a sentence names it"
+            part = summary(_run(record, entry).environment, entry.get("part"))
+            parts.append(part.partition("; ")[0])
     run = newest(record)
     versions = summary(run.environment).partition("; ")[2]
-    return f"Measured on {', '.join(dict.fromkeys(here))}; {versions}, {run.date[:10]}{elsewhere}."
+    return f"Measured on {', '.join(dict.fromkeys(parts))}; {versions}, {run.date[:10]}."
 
 
 def _run(record: Record, entry: Mapping[str, Any]) -> Provenance:

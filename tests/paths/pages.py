@@ -12,6 +12,9 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import torch
+import transformers
+
 from roundoff.record import RECORDED, Record, read_record
 
 ROOT = Path(__file__).parents[2]
@@ -174,6 +177,26 @@ def imported(page: str) -> set[str]:
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("roundoff")
         for alias in node.names
     }
+
+
+def small_decoder(kind: str, **sizes: Any) -> Any:
+    """A random decoder of transformers, whose texts change from token to token."""
+    base = {
+        "hidden_size": 48,
+        "intermediate_size": 88,
+        "num_hidden_layers": 1,
+        "vocab_size": 211,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+        "bos_token_id": 1,
+        "eos_token_id": None,
+        "pad_token_id": 0,
+        "initializer_range": 0.2,
+    }
+    torch.manual_seed(7)
+    config = getattr(transformers, f"{kind}Config")(**base | sizes)
+    return getattr(transformers, f"{kind}ForCausalLM")(config).eval()
 
 
 def own_cell(page: str) -> Cell:

@@ -21,15 +21,14 @@ import onnxruntime
 import pytest
 import torch
 import torch.distributed as dist
+import transformers
 
 import roundoff
 import roundoff.reductions
 from roundoff.compare import scaled_error
 from roundoff.workers import Workers
 
-from .pages import snippets, study_of
-
-transformers = pytest.importorskip("transformers")
+from .pages import small_decoder, snippets, study_of
 
 CUDA = torch.cuda.is_available()
 FLOATS = [torch.float32, torch.float16, torch.bfloat16]
@@ -112,26 +111,6 @@ def test_the_fastest_backend_gives_eagers_result_call_after_call(
     torch._dynamo.reset()
 
 
-def decoder(kind: str, dtype: torch.dtype = torch.float32, layers: int = 1) -> Any:
-    """A small random decoder whose texts change from token to token."""
-    sizes: dict[str, Any] = {
-        "hidden_size": 48,
-        "intermediate_size": 88,
-        "num_hidden_layers": layers,
-        "vocab_size": 211,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 128,
-        "bos_token_id": 1,
-        "eos_token_id": None,
-        "pad_token_id": 0,
-        "initializer_range": 0.2,
-    }
-    torch.manual_seed(7)
-    config = getattr(transformers, f"{kind}Config")(**sizes)
-    return getattr(transformers, f"{kind}ForCausalLM")(config).eval().to(dtype)
-
-
 def prompts_of(lengths: list[int]) -> dict[str, torch.Tensor]:
     """Prompts of these lengths as a tokenizer pads them for a decoder, on the left."""
     generator, longest = torch.Generator().manual_seed(sum(lengths)), max(lengths)
@@ -145,7 +124,7 @@ def test_a_compiled_model_writes_eagers_tokens(place: str, monkeypatch: pytest.M
     torch._dynamo.reset()
     options = {"max_new_tokens": 20, "do_sample": False}
     asked = [prompts_of([5, 9]) | options, prompts_of([13, 4]) | options]
-    eager, model = decoder("Llama"), decoder("Llama")
+    eager, model = small_decoder("Llama"), small_decoder("Llama")
     # transformers compiles on a GPU only, unless it is told otherwise.
     monkeypatch.setattr(transformers.CompileConfig, "_compile_all_devices", True)
     backends, plain = [], torch.compile
@@ -169,7 +148,7 @@ def test_a_compiled_model_writes_eagers_tokens(place: str, monkeypatch: pytest.M
 def test_invariant_texts_have_the_same_bits_alone_and_in_a_batch(
     place: str, dtype: torch.dtype, only_imported: Any
 ) -> None:
-    model = decoder("Llama", dtype)
+    model = small_decoder("Llama").to(dtype)
     lengths = [9, 4, 6]
     options = {
         "max_new_tokens": 5,
@@ -201,7 +180,7 @@ def test_invariant_texts_have_the_same_bits_alone_and_in_a_batch(
 def test_a_trainer_reads_the_bits_that_a_sampler_wrote(
     place: str, kind: str, dtype: torch.dtype, only_imported: Any
 ) -> None:
-    model = decoder(kind, dtype).requires_grad_(True)
+    model = small_decoder(kind).to(dtype).requires_grad_(True)
     batch = {k: v[:, -7:] for k, v in prompts_of([7, 7, 7]).items()}
     kept: list[torch.Tensor] = []
     handle = model.lm_head.register_forward_hook(lambda *call: kept.append(call[2]))
@@ -296,7 +275,7 @@ def test_gathered_gradients_have_the_same_sum_on_any_number_of_ranks(place: str)
 def test_the_gap_is_that_of_the_two_best_and_float32_writes_float64s_text(
     place: str, dtype: torch.dtype
 ) -> None:
-    model = decoder("Llama", dtype)
+    model = small_decoder("Llama").to(dtype)
     exact = copy.deepcopy(model).double()
     inputs = prompts_of([7, 7, 7]) | {"max_new_tokens": 24, "do_sample": False}
     logits = model(inputs["input_ids"]).logits

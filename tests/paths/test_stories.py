@@ -59,6 +59,11 @@ class Told:
         self.text = out.getvalue()
         self.tables = [value for value in values if isinstance(value, pd.DataFrame)]
 
+    def table(self, column: str) -> pd.DataFrame:
+        """The table that has this column."""
+        (found,) = (table for table in self.tables if column in table)
+        return found
+
 
 @pytest.fixture(scope="module")
 def told(request: pytest.FixtureRequest) -> Iterator[Told]:
@@ -177,7 +182,7 @@ def test_what_the_page_on_two_runtimes_says_of_its_output(told: Told) -> None:
         {what: (float(rms), float(mean)) for what, rms, mean in part}
         for part in (errors[:4], errors[4:])
     )
-    (parts,) = (t for t in told.tables if "dropped bits" in t)
+    parts = told.table("dropped bits")
     assert (parts["rounded operands"].diff().dropna() < 0).all(), "more errors average out"
     assert (parts["dropped bits"].diff().dropna() > 0).all(), "dropping grows"
     for found in first, second:
@@ -215,7 +220,7 @@ def check_words(story: Told) -> None:
     assert "bfloat16 twice:      0 texts differ" in text
     assert "float32 and float64: 0 texts differ" in text
     assert "logits that differ from float32's: 0\n" in text
-    (table,) = (t for t in story.tables if "ties" in t)
+    table = story.table("ties")
     flipped, gap, shift = names["flipped"], names["gap"], names["shift"]
     assert table["different tokens"]["bfloat16"] == int(flipped.sum())
     assert table["different tokens"]["float32"] == 0
@@ -228,7 +233,7 @@ def check_words(story: Told) -> None:
     assert (gap >= 0).all()
     assert flipped[gap < shift].all(), "a dot above the line is a different token"
     assert gap[flipped].max() < gap.median(), "the dots that change have small gaps"
-    (prices,) = (t for t in story.tables if "ratio" in t)
+    prices = story.table("ratio")
     held = prices["cache, KiB a token"].astype(float)
     assert held["converted"] == held["float32"] == 2 * held["bfloat16"], "twice the memory"
 
@@ -350,7 +355,7 @@ def test_at_any_scale_a_calibration_passes_the_split_and_no_fault(told: Told) ->
 
 @on(TOLERANCE)
 def test_without_cancellation_every_input_needs_the_same_rtol(told: Told) -> None:
-    (table,) = (t for t in told.tables if "one sign" in t)
+    table = told.table("one sign")
     apart, least, _, most = table["one sign"].astype(float)
     assert most < 3 * least
     assert most < 10 * 2.0**-23, "a few ε"
@@ -395,17 +400,6 @@ def test_what_the_page_on_the_fastest_layer_norm_says_of_its_output(told: Told) 
     assert taken["spilled"].tolist()[:2] == [0, 0] < taken["spilled"].tolist()[2:]
     live = told.names["live"]
     assert (live["torch"] > 1.2 * live.get("step by step", 0)).all(), "faster at each width"
-
-
-def test_both_pages_on_layer_norms_have_one_kernel() -> None:
-    """The study times it where the other page has it, in two stages."""
-    loops = []
-    for page, name in (FASTEST, "one_block"), (LADDER, "simple_backward"):
-        tree = ast.parse(PAGES[page].read_text("utf-8"))
-        (found,) = [f for f in tree.body if getattr(f, "name", None) == name]
-        loops += [ast.dump(loop) for loop in found.body if isinstance(loop, ast.For)]
-    assert len(loops) == 2
-    assert loops[0] == loops[1]
 
 
 @on(FASTEST)
@@ -492,27 +486,10 @@ def test_numbers_of_the_page_on_steps_that_are_not_bound() -> None:
     assert f"Triton {versions['triton']}" in text
 
 
-@on(LADDER)
-def test_page_and_study_on_steps_agree_bit_for_bit(told: Told) -> None:
-    from roundoff.kernels import interpreting
-
-    names, study = told.names, study_of("layer_norm_ladder")
-    [(x, dy)], w, b = study["inputs"](names["m"], names["n"], torch.float32)
-    y, stats = study["forward"]("one block", x, w, b)
-    if interpreting():
-        assert torch.equal(y, names["y"])
-    else:  # rows that the study, too, gives eight warps and one program a multiprocessor
-        [(x, dy)], w, b = study["inputs"](2 * names["programs"], 3500, torch.float32)
-        y, stats = study["forward"]("pieces", x, w, b)
-    calls = {"atomic": "with_atomics", "two stages": "in_two_stages", "pieces": "in_pieces"}
-    calls["prefetch"] = "prefetched"
-    for step, name in calls.items():
-        theirs = study["backward"](step, dy, x, w, stats, piece=names["piece"])
-        ours = names[name](x, dy, w, *stats)
-        if interpreting() or step != "atomic":
-            assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True)), step
+def test_the_study_on_steps_measures_the_kernels_of_its_page() -> None:
+    study = study_of("layer_norm_ladder")
     for name in ("row_forward", "atomic_backward", "simple_backward", "pieces_backward"):
-        assert getattr(study["ours"], name).fn.__code__.co_filename.endswith(f"{LADDER}.py")
+        assert getattr(study["ours"], name).fn.__code__.co_filename == str(PAGES[LADDER])
 
 
 # --- a backend for torch.compile

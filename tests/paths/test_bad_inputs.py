@@ -271,7 +271,6 @@ def of_models_and_feeds() -> list[Callable[[], Any]]:
         partial(ours.run, None),
         lambda feeds: ours.bind(feeds).run(),
         partial(quick, model),
-        partial(localize, one, one),
     ]
     providers: list[Any] = ["CPUExecutionProvider", [], [None], ["NoSuchProvider"]]
     providers += [] if HAS_GPU else [["CUDAExecutionProvider"]]

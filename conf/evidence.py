@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import html
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,9 @@ from sphinx.util import logging
 
 from roundoff.environment import short_commit, short_name, summary
 from roundoff.page.numbers import Number
-from roundoff.record import RECORDED, Record, read_records
+from roundoff.record import RECORDED, Provenance, Record, read_records
 
 logger = logging.getLogger(__name__)
-
-#: The most telling machines come first; others follow by name.
-FIRST = ("nvidia-h200", "nvidia-h100-80gb-hbm3")
 
 COMPARES = re.compile(r"\b(faster|slower|ahead|nearer)\b", re.IGNORECASE)
 # Where a sentence ends; a bound number is one character, so that a new one may begin with it.
@@ -39,19 +36,17 @@ _BOUND = "\ue000"
 _END = re.compile(rf"(?<=[.!?;])\s+(?=[A-Z{_BOUND}])")
 
 
-# Whose versions stand under an answer, by the section of its page.
-_PACKAGES = {
-    "": ("numpy", "torch", "onnxruntime-gpu", "onnxruntime"),
-    "kernels": ("torch", "triton"),
-}
-
-
 @functools.cache
 def records_of(page: str) -> dict[str, Record]:
-    """The records of a page that hold values, by machine, the most telling first."""
+    """The records of a page that hold values, by machine, those with a GPU first."""
     found = [record for record in read_records(page, RECORDED) if record.values]
-    found.sort(key=lambda r: (FIRST.index(r.machine) if r.machine in FIRST else 9, r.machine))
+    found.sort(key=lambda record: ("nvidia" in record.machine, record.machine), reverse=True)
     return {record.machine: record for record in found}
+
+
+def newest(record: Record) -> Provenance:
+    """The last of the runs that a record is made of."""
+    return max(record.provenance.values(), key=lambda run: run.date)
 
 
 def split(target: str, page: str) -> tuple[str, str, str]:
@@ -84,62 +79,52 @@ def wrong(text: str, target: str, page: str, where: str, sentence: str) -> str:
     """
     source, name, machine = split(target, page)
     records = records_of(source)
-    known = sorted({name for record in records.values() for name in record.values})
-    if name not in known:
-        return f"{source} has no value {name}: expected one of {', '.join(known) or 'none'}"
-    machine = machine or next(r.values[name]["on"] for r in records.values() if name in r.values)
-    entry = records[machine].values.get(name) if machine in records else None
-    if entry is None:
-        return f"value {name} of {source} was not measured on {machine}"
+    machine = machine or next(
+        (r.values[name]["on"] for r in records.values() if name in r.values), ""
+    )
     said = f"value {name} of {source} on {machine}"
-    if not any(letter.isdigit() for letter in text):
-        if text != entry.get("word"):
-            return f"{said}: {text} is printed, its interval says {entry.get('word', 'nothing')}"
+    if machine not in records or name not in records[machine].values:
+        return f"{said}: no record has it"
+    entry = records[machine].values[name]
+    if any(letter.isdigit() for letter in text):
+        holds, measured = (
+            number_of(text).holds(entry["value"]),
+            f"{entry['value']:.6g} was measured",
+        )
     else:
-        try:
-            holds = number_of(text).holds(entry["value"])
-        except ValueError:
-            return f"{said}: {text!r} is no number"
-        if not holds:
-            return f"{said}: {text} is printed and {entry['value']:.6g} measured"
+        holds = text == entry.get("word")
+        measured = f"its interval says {entry.get('word', 'nothing')}"
+    if not holds:
+        return f"{said}: {text} is printed, {measured}"
     if not entry["test"]:
         return f"{said}: its test is false"
-    if machine != where:
-        called = short_name(_run(records[machine], entry).environment)
-        if called not in sentence:
-            answer = f"the answer is of {where}" if where else "no answer names its machine"
-            return f"{said}: the sentence does not name {called}, and {answer}"
+    called = short_name(_run(records[machine], entry).environment)
+    if machine != where and called not in sentence:
+        return (
+            f"{said}: the sentence does not name {called}, and the answer is of {where or 'none'}"
+        )
     return ""
 
 
-def where(page: str, machine: str, bound: Sequence[tuple[str, str]], section: str = "") -> str:
+def where(page: str, machine: str, targets: Iterable[str]) -> str:
     """What the numbers of an answer were measured on, when, and with which versions.
 
-    A number of another machine names that machine in its sentence, and the line says so.
+    A number of another machine names that machine in its sentence.
     """
-    records = records_of(page)
-    record = records[machine]
-    entries, elsewhere = [], False
-    for _, target in bound:
+    record = records_of(page)[machine]
+    parts = []
+    for target in targets:
         _, name, said = split(target, page)
-        found = [r.values[name] for r in records.values() if name in r.values]
-        here = found and (said or found[0]["on"]) == machine and name in record.values
-        if here:
-            entries.append(record.values[name])
-        elsewhere |= bool(found) and not here
-    named = [
-        summary(_run(record, entry).environment, entry.get("part")).partition(";")[0]
-        for entry in entries
-    ]
-    run = max(record.provenance.values(), key=lambda run: run.date)
-    versions = run.environment["versions"]
-    packages = _PACKAGES.get(section, _PACKAGES[""])
-    named += [f"{name} {version}" for name in packages if (version := versions.get(name))]
-    other = "; on another machine where a sentence names it" if elsewhere else ""
-    return f"Measured on {', '.join(dict.fromkeys(named))}, {run.date[:10]}{other}."
+        entry = record.values.get(name)
+        if entry and (said or entry["on"]) == machine:
+            part = summary(_run(record, entry).environment, entry.get("part"))
+            parts.append(part.partition("; ")[0])
+    run = newest(record)
+    versions = summary(run.environment).partition("; ")[2]
+    return f"Measured on {', '.join(dict.fromkeys(parts))}; {versions}, {run.date[:10]}."
 
 
-def _run(record: Record, entry: Mapping[str, Any]) -> Any:
+def _run(record: Record, entry: Mapping[str, Any]) -> Provenance:
     return record.provenance[entry["of"]]
 
 
@@ -187,8 +172,6 @@ def check(app: Sphinx, tree: nodes.document) -> None:
     for link in (n for n in tree.findall(nodes.reference) if "bound" in n):
         text, target = link["bound"]
         source, name, _ = split(target, page)
-        for machine in records_of(source):
-            app.env.note_dependency(str(RECORDED / source / f"{machine}.json"))
         if source == page:
             shown.setdefault(name, []).append(text)
     if shown:

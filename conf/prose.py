@@ -15,17 +15,7 @@ from sphinx_markdown_builder.contexts import WrappedContext
 from sphinx_markdown_builder.translator import MarkdownTranslator
 
 # What the gallery puts around a page, and what the code of a page shows: none of it is prose.
-_SKIPPED = (
-    nodes.raw,
-    nodes.image,
-    nodes.figure,
-    nodes.comment,
-    nodes.target,
-    nodes.system_message,
-    nodes.substitution_definition,
-    nodes.rubric,
-    nodes.problematic,
-)
+_SKIPPED = (nodes.raw, nodes.image, nodes.comment, nodes.target, nodes.rubric)
 _NOT_PROSE = ("sphx-glr", "ro-drawing", "ro-take", "ro-picture")
 # Marks that mean themselves: a formula's, HTML's, and what would begin a list or a heading.
 _MARKS = re.compile(r"\$|<(?=[A-Za-z/!])")

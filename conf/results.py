@@ -6,6 +6,7 @@ Ours, as the data are: the library's records, and this build's environment. Dire
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,23 +15,17 @@ from typing import Any
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
+from sphinx.util.rst import escape
 
 import evidence
 from answer import document
 from hooks import page_order
-from notebooks import archive
 from roundoff.environment import environment, short_name, summary
-from roundoff.record import RECORDED, Provenance, Record, read_record
+from roundoff.record import RECORDED, Record, read_record
 from roundoff.script import unit_test_going
 
 #: Folder of the site that holds what can be downloaded.
 FOLDER = "records"
-BUILD = "this-build"
-
-
-def newest(record: Record) -> Provenance:
-    """The last of the runs that a record is made of."""
-    return max(record.provenance.values(), key=lambda run: run.date)
 
 
 def records() -> list[Record]:
@@ -38,59 +33,29 @@ def records() -> list[Record]:
     return sorted(
         map(read_record, RECORDED.glob("*/*.json")),
         key=lambda record: (
-            newest(record).environment.get("gpu") is None,
+            evidence.newest(record).environment.get("gpu") is None,
             record.machine,
             page_order(record.page),
         ),
     )
 
 
-def stories(srcdir: Path) -> list[str]:
-    """The pages whose records hold values, in the gallery's order."""
-    pages = [script.stem for script in srcdir.glob("gallery/*/plot_*.py")]
-    return sorted(filter(evidence.records_of, pages), key=page_order)
-
-
-class _Listing(SphinxDirective):
-    """What the two directives share: reStructuredText lines, whose links Sphinx checks."""
-
-    def run(self) -> list[nodes.Node]:
-        """Parse the lines; the page is made again when one of the records changes."""
-        # Files alone: to Sphinx a folder is a file that is missing, and its page always outdated.
-        for path in RECORDED.glob("*/*.json"):
-            self.env.note_dependency(str(path))
-        return self.parse_text_to_nodes("\n".join(self.lines()))
-
-    def lines(self) -> list[str]:
-        """The reStructuredText."""
-        raise NotImplementedError
-
-    def link(self, page: str) -> str:
-        """A link to a page of the gallery, or its name where this site has no such page."""
-        words, name = page.removeprefix("plot_").replace("_", " "), document(self.env, page)
-        return f":doc:`{words} </{name}>`" if name else words
-
-
-def _text(words: str) -> str:
-    """Words as they are, whatever reStructuredText would make of them."""
-    return "".join(f"\\{c}" if c in "\\*`|_<>" else c for c in words)
-
-
-class ResultsTable(_Listing):
+class ResultsTable(SphinxDirective):
     """For each page what its answer says, and what every machine says of it."""
 
-    def lines(self) -> list[str]:
-        """One table a page."""
-        srcdir = Path(self.env.srcdir)
-        return [line for page in stories(srcdir) for line in self.values(srcdir, page)]
+    def run(self) -> list[nodes.Node]:
+        """One table a page whose records hold values, in the gallery's order."""
+        pages = [script.stem for script in Path(self.env.srcdir).glob("gallery/*/plot_*.py")]
+        stories = sorted(filter(evidence.records_of, pages), key=page_order)
+        lines = [line for page in stories for line in self.values(page)]
+        return self.parse_text_to_nodes("\n".join(lines))
 
-    def values(self, srcdir: Path, page: str) -> list[str]:
+    def values(self, page: str) -> list[str]:
         """The sentences of a page's answer that have numbers, and each machine's numbers."""
-        records = evidence.records_of(page)
-        name = document(self.env, page)
-        docstring = (srcdir / f"{name}.py").read_text("utf-8").split('"""', 2)[1]
-        labels = [short_name(newest(record).environment) for record in records.values()]
-        rows = [["Answer", *map(_text, labels)]]
+        records, name = evidence.records_of(page), document(self.env, page)
+        docstring = Path(self.env.srcdir, f"{name}.py").read_text("utf-8").split('"""', 2)[1]
+        labels = [short_name(evidence.newest(r).environment) for r in records.values()]
+        rows = [["Answer", *map(escape, labels)]]
         for sentence, bound in evidence.answer(docstring):
             cells = [
                 ", ".join(filter(None, (evidence.said(r, page, *one) for one in bound)))
@@ -98,7 +63,7 @@ class ResultsTable(_Listing):
             ]
             place = evidence.split(bound[0][1], page)[1]
             link = f"`Evidence <{name}.html#evidence-{place}>`__"
-            rows.append([f"{_text(sentence)} {link}", *(_text(cell or "–") for cell in cells)])
+            rows.append([f"{escape(sentence)} {link}", *(escape(cell or "–") for cell in cells)])
         files = [f"{FOLDER}/{page}/{machine}" for machine in records]
         rows.append(["Tables", *(f"`CSV <{f}.zip>`__, `JSON <{f}.json>`__" for f in files)])
         lines = [f".. list-table:: :doc:`/{name}`", "   :widths: auto", "   :header-rows: 1"]
@@ -108,59 +73,51 @@ class ResultsTable(_Listing):
         return [*lines, ""]
 
 
-class MachineCards(_Listing):
+class MachineCards(SphinxDirective):
     """A card a machine: what it is, with which versions, and what it has recorded when."""
 
-    def lines(self) -> list[str]:
+    def run(self) -> list[nodes.Node]:
         """This build's machine, then the recorded ones."""
-        label = "this build, quick" if unit_test_going() else "this build"
-        cards = {BUILD: _machine(environment(), label)}
-        cards[BUILD] += [f"* {self.link(page)}" for page in stories(Path(self.env.srcdir))]
-        latest = {r.machine: r for r in sorted(records(), key=lambda r: newest(r).date)}
-        for record in records():
-            about = newest(latest[record.machine]).environment
-            commits = ", ".join(f"``{commit}``" for commit in record.commits)
-            card = cards.setdefault(record.machine, _machine(about))
-            card.append(f"* {self.link(record.page)}: {newest(record).date[:10]}, commit {commits}")
-        inner = [
-            line
-            for card in cards.values()
-            for line in (".. container::", "", *(f"   {line}" for line in card), "")
-        ]
-        return [".. container:: ro-start", "", *(f"   {line}" for line in inner)]
+        label = " (this build, quick)" if unit_test_going() else " (this build)"
+        cards = [_machine(environment(), label)]
+        for _, group in itertools.groupby(records(), key=lambda record: record.machine):
+            runs = [(record, evidence.newest(record)) for record in group]
+            card = _machine(max((run for _, run in runs), key=lambda run: run.date).environment)
+            for record, run in runs:
+                page = f":doc:`/{document(self.env, record.page)}`"
+                commits = ", ".join(f"``{commit}``" for commit in record.commits)
+                card.append(f"* {page}: {run.date[:10]}, commit {commits}")
+            cards.append(card)
+        lines = [".. container:: ro-start", ""]
+        for card in cards:
+            lines += ["   .. container::", "", *(f"      {line}" for line in card), ""]
+        return self.parse_text_to_nodes("\n".join(lines))
 
 
 def _machine(env: Mapping[str, Any], label: str = "") -> list[str]:
     where, _, versions = summary(env).partition("; ")
-    lines = [f"**{_text(where)}**" + (f" ({_text(label)})" if label else ""), ""]
+    lines = [f"**{escape(where)}**{label}", ""]
     if gpu := env.get("gpu"):
         lines += [f"* driver {gpu['driver']}, CUDA {gpu['cuda']}, {gpu['memory_gib']} GiB"]
-        lines += [f"* host: {_text(env['processor'])}, {env['cores']} cores"]
-    return [*lines, f"* {_text(env['os'])}; {_text(versions)}"]
+        lines += [f"* host: {escape(env['processor'])}, {env['cores']} cores"]
+    return [*lines, f"* {escape(env['os'])}; {escape(versions)}"]
 
 
 def offer(app: Sphinx, exception: Exception | None) -> None:
     """Put the records (JSON) and the tables (CSV, and an archive of them) into the site."""
     if exception is not None or app.builder.format != "html":
         return
-    target = Path(app.outdir, FOLDER)
-    shutil.rmtree(target, ignore_errors=True)
-    target.mkdir(parents=True)
+    shutil.rmtree(Path(app.outdir, FOLDER), ignore_errors=True)
     for record in records():
-        tables = {f"{name}.csv": t.to_csv(index=False) for name, t in record.tables.items()}
-        _put(target / record.page / record.machine, {n: t.encode() for n, t in tables.items()})
-        name = f"{record.page}/{record.machine}.json"
-        shutil.copyfile(RECORDED / name, target / name)
+        page = Path(app.outdir, FOLDER, record.page)
+        tables = page / record.machine
+        tables.mkdir(parents=True)
+        for name, table in record.tables.items():
+            table.to_csv(tables / f"{name}.csv", index=False)
+        shutil.make_archive(str(tables), "zip", tables)
+        shutil.copy(RECORDED / record.page / f"{record.machine}.json", page)
         study = f"{record.page.removeprefix('plot_')}.py"
-        if (script := Path(app.confdir).parent / "studies" / study).exists():
-            shutil.copyfile(script, target / record.page / study)
-
-
-def _put(folder: Path, files: Mapping[str, bytes]) -> None:
-    folder.mkdir(parents=True)
-    for name, data in files.items():
-        (folder / name).write_bytes(data)
-    archive(folder.with_name(f"{folder.name}.zip"), files)
+        shutil.copy(Path(app.confdir).parent / "studies" / study, page)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -53,12 +53,13 @@ def link_terms(app: Sphinx, tree: nodes.document) -> None:
                 break
 
 
-def _is_prose(node: nodes.Node, in_paragraph: bool = False) -> bool:
-    if node.parent is None:
-        return in_paragraph
-    if isinstance(node, _NOT_HERE) or "sphx-glr-script-out" in node.parent.get("classes", ()):
-        return False
-    return _is_prose(node.parent, in_paragraph or isinstance(node, nodes.paragraph))
+def _is_prose(node: nodes.Node) -> bool:
+    around = []
+    while node := node.parent:
+        around.append(node)
+    return any(isinstance(n, nodes.paragraph) for n in around) and not any(
+        isinstance(n, _NOT_HERE) for n in around
+    )
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

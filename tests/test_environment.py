@@ -42,16 +42,9 @@ def test_a_given_commit_wins(monkeypatch) -> None:
     assert environment()["commit"].startswith("abc")
 
 
-def test_a_machine_has_a_name_for_a_file() -> None:
-    processor = "Intel(R) Xeon(R) Platinum 8480C CPU @ 2.00GHz"
-    name = machine_name({"gpu": None, "processor": processor, "cores": 8})
-    assert name == "intel-xeon-platinum-8480c-8-cores"
-
-
 @pytest.mark.parametrize(
     ("gpu", "name"),
     [
-        ("NVIDIA H100 80GB HBM3", "H100"),
         ("NVIDIA H100 PCIe", "H100"),
         ("NVIDIA A100-SXM4-80GB", "A100"),
         ("NVIDIA GeForce RTX 4090", "RTX 4090"),
@@ -67,7 +60,6 @@ def test_a_gpu_has_a_short_name(gpu: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("processor", "name"),
     [
-        ("Intel(R) Xeon(R) Platinum 8480C CPU @ 2.00GHz", "Intel Xeon Platinum 8480C"),
         ("AMD EPYC 9654 96-Core Processor", "AMD EPYC 9654"),
         ("AMD Ryzen 7 7840U w/ Radeon  780M Graphics", "AMD Ryzen 7 7840U"),
         ("Processor", "Processor"),
@@ -78,10 +70,7 @@ def test_a_processor_has_a_short_name(processor: str, name: str) -> None:
         assert short_name({"gpu": None, "processor": processor, "cores": 8}, part) == name
 
 
-def test_a_summary_names_what_computed() -> None:
-    env = {"processor": "Some CPU", "cores": 16, "python": "3.12.3", "versions": {}}
-    with_gpu = env | {"gpu": {"name": "NVIDIA H200"}}
-    assert summary(with_gpu, "cpu") == "Some CPU, 16 cores (host of the NVIDIA H200); Python 3.12.3"
-    assert summary(with_gpu, "gpu") == summary(with_gpu) == "NVIDIA H200; Python 3.12.3"
-    two = env | {"gpu": {"name": "NVIDIA H200", "count": 2}}
-    assert (summary(two), short_name(two)) == ("2 × NVIDIA H200; Python 3.12.3", "2 × H200")
+def test_a_summary_counts_the_gpus() -> None:
+    gpu = {"name": "NVIDIA H200", "count": 2}
+    env = {"processor": "Some CPU", "cores": 16, "python": "3.12.3", "versions": {}, "gpu": gpu}
+    assert (summary(env), short_name(env)) == ("2 × NVIDIA H200; Python 3.12.3", "2 × H200")

@@ -1,11 +1,6 @@
-"""A module imports only from rooms on floors below its own.
-
-``python tests/test_floors.py`` prints the rooms floor by floor, with what each imports, and ends
-with status 1 where an import goes up.
-"""
+"""A module imports only from rooms on floors below its own."""
 
 import ast
-import sys
 from importlib.util import resolve_name
 from pathlib import Path
 
@@ -61,16 +56,3 @@ def test_each_room_has_a_floor() -> None:
 def test_imports_go_down() -> None:
     assert upward() == []
     assert {"environment", "errors"} <= imports()["record"], "imports are seen"
-
-
-def main() -> int:
-    found = imports()
-    for floor, rooms in enumerate(FLOORS):
-        for room in rooms:
-            print(f"{floor}  {room} -> {', '.join(sorted(found[room])) or '(none)'}")
-    print(f"imports that go up: {'; '.join(upward()) or 'none'}")
-    return int(bool(upward()))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -236,16 +236,6 @@ def test_pooled_sessions_as_tables():
 # -- the machine ------------------------------------------------------------------------------
 
 
-def test_copies_exceed_the_cache_and_fit_the_memory():
-    cache = timing.last_level_cache()
-    assert cache >= 2**18
-    assert timing.copies(cache // 4) == 12
-    assert timing.copies(cache * 2) == 2
-    assert timing.copies(1) == 64
-    assert timing.copies(timing.free_memory() * 2) == 1
-    assert 2**20 < timing.free_memory() < 2**50
-
-
 def test_precision_is_put_back():
     before = torch.backends.cuda.matmul.allow_tf32
     with contextlib.suppress(KeyError), timing.torch_precision(not before):

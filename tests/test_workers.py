@@ -20,7 +20,6 @@ from roundoff.errors import ArgumentError, WorkerError
 from roundoff.workers import Workers
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="workers fork")
-slow = pytest.mark.slow(reason="starts new workers; a quick one of its kind is beside it")
 FACTOR = 3
 # As in a notebook: no worker can import this module.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -59,11 +58,8 @@ def sleeps(_):
 def running(process: int) -> bool:
     """Whether a process runs; one that ended and that nobody has reaped does not."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        if sys.platform == "linux":
-            state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-            return state != "Z"
-        os.kill(process, 0)
-        return True
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+        return state != "Z"
     return False
 
 
@@ -171,7 +167,6 @@ print(*workers.map(process, [0, 0]), flush=True)
     [
         ("1 / 0", None),
         ("workers.map(sleeps, [0, 0])", signal.SIGKILL),
-        pytest.param("os._exit(3)", None, marks=slow),
     ],
 )
 def test_the_end_of_a_page_is_the_end_of_its_workers(tmp_path: Path, last: str, sent) -> None:

@@ -12,8 +12,6 @@ from roundoff.errors import ArgumentError
 
 DRAWS: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
     "Rayleigh": lambda rng, n: rng.rayleigh(2, n),
-    "exponential": lambda rng, n: rng.exponential(3, n),
-    "log-normal": lambda rng, n: np.exp(0.5 * rng.standard_normal(n)),
     "Pareto, index 3": lambda rng, n: rng.pareto(3, n),
     "multiples of a last place": lambda rng, n: rng.poisson(0.3, n).astype(float),
     "mostly nothing": lambda rng, n: np.where(rng.random(n) < 0.3, rng.exponential(1, n), 0),
@@ -77,17 +75,23 @@ def test_what_is_allowed_is_what_numpy_and_torch_allow() -> None:
     assert not found.allows(odd, np.ones(4))
 
 
-@pytest.mark.parametrize("exponent", [-60, -24, 0, 2, 60])
-def test_at_any_scale_the_verdict_is_that_of_the_scale_of_the_calibration(exponent: int) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "exponent"),
+    # The squares of the last two overflow, or vanish.
+    [*((np.float32, e) for e in (-60, -24, 0, 2, 60)), (np.float64, -1000), (np.float64, 1000)],
+)
+def test_at_any_scale_the_verdict_is_that_of_the_scale_of_the_calibration(
+    dtype: type, exponent: int
+) -> None:
     rng = np.random.default_rng(3)
-    x, scale = rng.standard_normal((40, 64, 16)).astype(np.float32), np.float32(2.0**exponent)
-    near = x * (1 + rng.uniform(-4e-7, 4e-7, x.shape)).astype(np.float32)
+    x, unit = rng.standard_normal((40, 64, 16)).astype(dtype), np.finfo(dtype).eps
+    near = x * (1 + 3 * unit * rng.uniform(-1, 1, x.shape)).astype(dtype)
     found = calibrated_tolerance(zip(near[:33], x[:33], strict=True))
     assert found.found
     for got, expected in zip(near[33:], x[33:], strict=True):
-        got, expected = scale * got, scale * expected
+        got, expected = np.ldexp(got, exponent), np.ldexp(expected, exponent)
         assert found.allows(got, expected, any_scale=True)
-        assert not found.allows(got * np.float32(1.0001), expected, any_scale=True)
+        assert not found.allows(got * dtype(1 + 1000 * unit), expected, any_scale=True)
         assert not found.allows(0 * expected, expected, any_scale=True)
         assert found.allows(0 * expected, expected) == (exponent < -20)
 
@@ -100,18 +104,6 @@ def test_at_any_scale_an_infinity_allows_nothing_else() -> None:
         got = expected.copy()
         got[place] = 1.5
         assert not found.allows(got, expected, any_scale=True)
-
-
-@pytest.mark.parametrize("exponent", [-1000, -600, 600, 1000])
-def test_at_any_scale_the_squares_of_float64_neither_overflow_nor_vanish(exponent: int) -> None:
-    """An infinite root mean square would allow everything, and zero nothing."""
-    generator = np.random.default_rng(0)
-    inputs = [generator.normal(size=(16, 64)) for _ in range(33)]
-    found = calibrated_tolerance((x.sum(1), np.cumsum(x, 1)[:, -1]) for x in inputs)
-    expected = np.ldexp(inputs[0].sum(1), exponent)
-    got = np.ldexp(np.cumsum(inputs[0], 1)[:, -1], exponent)
-    assert found.allows(got, expected, any_scale=True)
-    assert not found.allows(1.0001 * got, expected, any_scale=True)
 
 
 def test_at_any_scale_the_last_place_of_a_subnormal_number_is_allowed() -> None:
@@ -128,11 +120,9 @@ def test_at_any_scale_the_last_place_of_a_subnormal_number_is_allowed() -> None:
         ([(np.ones(2), np.ones(2))] * 15, "15 inputs: at least 16"),
         ([(np.arange(3), np.arange(3))] * 40, "int64: count the elements that differ"),
         ([(np.array([1, np.nan]), np.ones(2))] * 40, "NaN or infinite where the other is not"),
-        ([(np.ones(2), np.array([1, np.inf]))] * 40, "NaN or infinite where the other is not"),
         ([(np.full(2, np.nan), np.full(2, np.nan))] * 40, "no result is finite"),
         ([(np.float32([1.0]), np.float32([1.1]))] * 40, "more than rounding alone explains"),
         ([(np.float32([3e-45]), np.float32([1e-44]))] * 40, "underflow in float32"),
-        ([(np.zeros((0, 3)), np.zeros((0, 3)))] * 40, "there are no results"),
         ([(np.ones(2), np.ones(2)), (np.ones(2), np.arange(2))] * 20, "float64 and int64: count"),
     ],
 )

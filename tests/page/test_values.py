@@ -8,7 +8,6 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from roundoff.errors import ArgumentError
 from roundoff.page.measurement import Study
 from roundoff.page.values import UNDECIDED, Value
 from roundoff.record import RECORDED, read_record, write_record
@@ -44,24 +43,10 @@ def test_a_value_is_a_number_of_chosen_rows_with_its_verdict() -> None:
     assert value(where={"way": ["np.sum", "binned"]}).judge([{"t": ROWS}]) is None
 
 
-@pytest.mark.parametrize(
-    ("statistic", "where", "said"),
-    [
-        ("results", {}, "no single finite number"),
-        (lambda t: [], {}, "not enough values"),
-        (lambda t: float("nan"), {}, "no single finite number"),
-        (lambda t: (1.0, 2.0), {}, "not enough values"),
-    ],
-)
-def test_what_gives_no_number_is_refused(statistic: Any, where: dict, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        value(statistic, where=where).measure({"t": ROWS})
-
-
-@pytest.mark.parametrize("given", [1, "yes", [], [True, 2]])
-def test_what_gives_no_verdict_is_refused(given: Any) -> None:
-    with pytest.raises(ArgumentError, match="no verdict"):
-        value(test=lambda v: given).judge([{"t": ROWS}])
+@pytest.mark.parametrize("statistic", ["results", lambda table: float("nan")])
+def test_what_gives_no_number_is_refused(statistic: Any) -> None:
+    with pytest.raises(ValueError, match="no single finite number"):
+        value(statistic, where={}).measure({"t": ROWS})
 
 
 @pytest.mark.parametrize(
@@ -88,15 +73,6 @@ def test_two_runs_must_agree() -> None:
     assert not value(test=lambda v: v.value < 100).judge(
         [{"t": ROWS}, {"t": ROWS.assign(results=200)}]
     )["test"]
-
-
-def test_a_comparison_has_an_interval_and_a_name_of_its_own() -> None:
-    with pytest.raises(AssertionError):
-        value("ratio", words=("faster", "slower")).judge([{"t": ROWS}])
-    with pytest.raises(ArgumentError, match="neither test= nor words="):
-        Value("v", "a number", "t", "ratio")
-    with pytest.raises(ValueError, match="two values of one name: time"):
-        study().value("time", "", "t", "ratio", **COMPARED)
 
 
 # --- a study, its command line and its record
@@ -207,9 +183,6 @@ def test_one_table_is_measured_alone_and_the_values_follow(steady: dict, tmp_pat
     [
         (["--only", "nothing"], "feed", "--only: got nothing, expected some of t, u"),
         (["--record", "new", "--second"], "feed", "expected a first run"),
-        (["--record", "kept", "--second", "--only", "u"], "feed", "a table with times"),
-        (["--record", "file/below"], "feed", "--record: expected a folder to write"),
-        (["--record", "dangling"], "feed", "--record: expected a folder to write"),
         (["--record", "kept", "--second"], "beef", "expected feed, which measured t"),
     ],
 )
@@ -217,8 +190,6 @@ def test_what_cannot_be_kept_is_not_measured(
     steady: dict, words: list[str], commit: str, said: str, capsys: pytest.CaptureFixture
 ) -> None:
     study().main(["--record", "kept"])
-    Path("file").touch()
-    Path("dangling").symlink_to("nowhere/at/all")
 
     def refuse(args: Any) -> None:
         raise AssertionError("measured")
@@ -254,11 +225,3 @@ def test_the_records_hold_what_the_study_says_of_them(name: str) -> None:
         assert made.evaluate(record) == record.values, stale
     printed = read_record(RECORDED / made.page / f"{made.on}.json").values
     assert printed.keys() == {value.name for value in made.values if value.on == made.on}
-
-
-def test_a_study_says_what_it_takes(capsys: pytest.CaptureFixture) -> None:
-    with pytest.raises(SystemExit):
-        study().main(["--help"])
-    shown = capsys.readouterr().out
-    for option in ("--only", "--values", "--record", "--second", "--commit", "--length"):
-        assert option in shown

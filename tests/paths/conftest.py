@@ -6,23 +6,8 @@ import pytest
 import torch
 
 
-def page_of(item: pytest.Item) -> str:
-    """The page that a test of ``test_stories.py`` is about; empty where it is about none."""
-    if "page" in (given := item.callspec.params if hasattr(item, "callspec") else {}):
-        return given["page"]
-    known = item.function.__globals__
-    named = (str(known.get(name)) for name in item.function.__code__.co_names)
-    return next((name for name in named if name.startswith("plot_")), "")
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A page's tests stand together, so that one worker tells it, once.
-
-    They come early: what workers take from each other is the end of what is left. Without a GPU its
-    tests are skipped.
-    """
-    stories = [item for item in items if item.path.name == "test_stories.py"]
-    items[:] = sorted(stories, key=page_of) + [item for item in items if item not in stories]
+    """Without a GPU its tests are skipped."""
     if torch.cuda.is_available():
         return
     for item in items:

@@ -12,6 +12,9 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import torch
+import transformers
+
 from roundoff.record import RECORDED, Record, read_record
 
 ROOT = Path(__file__).parents[2]
@@ -147,36 +150,53 @@ def run_cell(page: str, cell: Cell, names: dict[str, Any], **changed: str) -> li
         When the cell does not set such a name: a reader could not put in something of his own.
     """
     tree = ast.parse(cell.code)
-    found = set()
-    for i, statement in enumerate(tree.body):
-        if isinstance(statement, ast.Assign):
-            found |= _put_in(statement, changed)
-        if isinstance(statement, ast.FunctionDef) and statement.name in changed:
-            (tree.body[i],) = ast.parse(changed[statement.name]).body
-            found.add(statement.name)
-    if found != set(changed):
-        raise LookupError(f"{page}: no {sorted(set(changed) - found)} in cell {cell.number}")
-    ast.increment_lineno(tree, cell.line - 1)
-    return run(tree, names, str(PAGES[page]))  # inspect finds the source of what it defines
+    ast.increment_lineno(tree, cell.line - 1)  # inspect finds the source of what it defines
+    values, missing = [], set(changed)
+    for statement in tree.body:
+        targets = statement.targets if isinstance(statement, ast.Assign) else []
+        given = {n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name)}
+        if isinstance(statement, ast.FunctionDef):
+            given = {statement.name}
+        if not given or given - set(changed):
+            values += run(ast.Module([statement], []), names, str(PAGES[page]))
+        for name in changed:
+            if name in given:
+                is_value = isinstance(statement, ast.Assign)
+                exec(f"{name} = {changed[name]}" if is_value else changed[name], names)
+        missing -= given
+    if missing:
+        raise LookupError(f"{page}: no {sorted(missing)} in cell {cell.number}")
+    return values
 
 
-def _put_in(statement: ast.Assign, changed: dict[str, str]) -> set[str]:
-    """Replace the value of ``name = …``, or one of ``a, b = …, …``; the names found."""
-    target, found = statement.targets[0], set()
-    if isinstance(target, ast.Name) and target.id in changed:
-        statement.value = ast.parse(changed[target.id], mode="eval").body
-        found.add(target.id)
-    if isinstance(target, ast.Tuple):
-        # (…) if gpu else (…): whichever it is.
-        value = statement.value
-        choices = [value.body, value.orelse] if isinstance(value, ast.IfExp) else [value]
-        for i, name in enumerate(target.elts):
-            if isinstance(name, ast.Name) and name.id in changed:
-                for choice in choices:
-                    assert isinstance(choice, ast.Tuple)
-                    choice.elts[i] = ast.parse(changed[name.id], mode="eval").body
-                found.add(name.id)
-    return found
+def imported(page: str) -> set[str]:
+    """What a page imports from the library, as ``roundoff.compare.max_diff``."""
+    return {
+        f"{node.module}.{alias.name}"
+        for node in ast.walk(ast.parse(PAGES[page].read_text("utf-8")))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("roundoff")
+        for alias in node.names
+    }
+
+
+def small_decoder(kind: str, **sizes: Any) -> Any:
+    """A random decoder of transformers, whose texts change from token to token."""
+    base = {
+        "hidden_size": 48,
+        "intermediate_size": 88,
+        "num_hidden_layers": 1,
+        "vocab_size": 211,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+        "bos_token_id": 1,
+        "eos_token_id": None,
+        "pad_token_id": 0,
+        "initializer_range": 0.2,
+    }
+    torch.manual_seed(7)
+    config = getattr(transformers, f"{kind}Config")(**base | sizes)
+    return getattr(transformers, f"{kind}ForCausalLM")(config).eval()
 
 
 def own_cell(page: str) -> Cell:

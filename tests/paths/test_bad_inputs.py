@@ -22,7 +22,7 @@ import pytest
 import torch
 
 import roundoff
-from roundoff import compare, dtypes, fusion, models, ort, script, timing
+from roundoff import compare, dtypes, fusion, models, ort, timing
 from roundoff import reductions as r
 from roundoff.backend import onnx_custom_backend
 from roundoff.errors import RoundoffError
@@ -271,7 +271,6 @@ def of_models_and_feeds() -> list[Callable[[], Any]]:
         partial(ours.run, None),
         lambda feeds: ours.bind(feeds).run(),
         partial(quick, model),
-        partial(localize, one, one),
     ]
     providers: list[Any] = ["CPUExecutionProvider", [], [None], ["NoSuchProvider"]]
     providers += [] if HAS_GPU else [["CUDAExecutionProvider"]]
@@ -412,13 +411,6 @@ def test_a_wrong_call_is_a_typed_error(group: str) -> None:
         if said != "typed"
     ]
     assert not wrong, "\n".join(wrong)
-
-
-@pytest.mark.parametrize("said", ["maybe", "2"])
-def test_unittest_going_is_a_switch(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UNITTEST_GOING", said)
-    with pytest.raises(RoundoffError, match="UNITTEST_GOING"):
-        script.unit_test_going()
 
 
 def test_a_session_and_an_evaluator_take_the_same_arguments() -> None:

@@ -39,19 +39,12 @@ def test_nan_in_float16_is_named_with_its_node() -> None:
     assert "a Cast to float32 before it" in comparison.advice[0]
 
 
-def test_a_model_has_tolerances_and_a_product_has_one() -> None:
-    text = """<ir_version: 10, opset_import: ["" : 18]>
-    g (float[n, 40] X) => (float[n, 3] Z) { Z = MatMul(X, W) }"""
-    model = onnx.parser.parse_model(text)
-    weights = np.random.default_rng(3).standard_normal((40, 3)).astype(np.float32)
-    model.graph.initializer.append(numpy_helper.from_array(weights, "W"))
+def test_a_model_has_tolerances() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 18]> g (float[n, 40] X) => (float[n, 40] Z) '
+        "{ Z = Softmax(X) }"
+    )
     assert "Z" in roundoff.compare_runtimes(model).tolerances
-    # Relative to the terms, it holds; relative to the result it would fail where terms cancel.
-    x = np.random.default_rng(4).standard_normal((5000, 40)).astype(np.float32)
-    truth, terms = x.astype(float) @ weights, np.abs(x).astype(float) @ np.abs(weights)
-    error, bound = np.abs(x @ weights - truth), roundoff.tolerance("float32", terms=40)
-    assert (error <= bound * terms).all()
-    assert (error > bound * np.abs(truth)).any()
 
 
 def test_what_int8_costs_is_said_node_by_node() -> None:

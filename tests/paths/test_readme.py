@@ -43,16 +43,6 @@ def test_the_picture_in_words_has_the_values_in_the_picture() -> None:
         assert printed in words
 
 
-def test_the_package_says_what_the_citation_says() -> None:
-    (author,) = PROJECT["authors"]
-    assert f"\n  - name: {author['name']}\n" in CITATION
-    assert (
-        re.findall(r"^  - ([\w ]+)$", CITATION.split("keywords:")[1], re.M) == PROJECT["keywords"]
-    )
-    assert f"\nlicense: {PROJECT['license']}\n" in CITATION
-    assert author["name"] in (ROOT / "LICENSE").read_text("utf-8")
-
-
 def test_every_file_that_the_readme_links_to_is_there() -> None:
     links = re.findall(r"\]\((?!https?:)([^)#]+)\)", README)
     assert len(links) > 3

@@ -29,7 +29,7 @@ from roundoff.reductions import (
     round_exact,
 )
 
-from .pages import PAGES, cells, own_cell, record_of, run, run_cell, study_of
+from .pages import PAGES, cells, own_cell, record_of, run, study_of
 
 
 class Told:
@@ -59,33 +59,32 @@ class Told:
         self.text = out.getvalue()
         self.tables = [value for value in values if isinstance(value, pd.DataFrame)]
 
-
-class Stories(dict[str, Told]):
-    """The story that a test asks for, told once: its tests stand together, then it is let go."""
-
-    def __missing__(self, page: str) -> Told:
-        self.clear()
-        self[page] = Told(page)
-        return self[page]
+    def table(self, column: str) -> pd.DataFrame:
+        """The table that has this column."""
+        (found,) = (table for table in self.tables if column in table)
+        return found
 
 
 @pytest.fixture(scope="module")
-def told() -> Iterator[Stories]:
-    """Stories of quick sizes, without records."""
+def told(request: pytest.FixtureRequest) -> Iterator[Told]:
+    """A page told once for all of its tests, of quick sizes, without records."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("UNITTEST_GOING", "1")
         patch.setattr("roundoff.record.read_records", lambda page, folder="": [])
-        yield Stories()
+        yield Told(request.param)
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_without_a_record_a_page_prints_and_draws(page: str, told: Stories) -> None:
-    story = told[page]
-    assert story.text
-    assert len(story.labels) >= 2
-    assert all(len(label.split()) >= 5 for label in story.labels), "a figure without words"
-    assert story.answers == 1, "no figure for the answer, or several"
-    assert any(len(table) for table in story.tables)
+def on(*pages: str) -> Any:
+    return pytest.mark.parametrize("told", pages, indirect=True)
+
+
+@on(*PAGES)
+def test_without_a_record_a_page_prints_and_draws(told: Told) -> None:
+    assert told.text
+    assert len(told.labels) >= 2
+    assert all(len(label.split()) >= 5 for label in told.labels), "a figure without words"
+    assert told.answers == 1, "no figure for the answer, or several"
+    assert any(len(table) for table in told.tables)
 
 
 # --- the order of a sum
@@ -93,12 +92,12 @@ def test_without_a_record_a_page_prints_and_draws(page: str, told: Stories) -> N
 REDUCTION = "plot_reduction_order"
 
 
-def test_what_the_page_on_sums_says_of_its_output(told: Stories) -> None:
-    story = told[REDUCTION]
-    names, (results, *repeated) = story.names, story.text.split("\ndifferent results: ")
+@on(REDUCTION)
+def test_what_the_page_on_sums_says_of_its_output(told: Told) -> None:
+    names, (results, *repeated) = told.names, told.text.split("\ndifferent results: ")
     drawn = [float(line.split()[-1]) for line in results.splitlines()]
     counted, exact = int(repeated[0].split()[0]), float(repeated[0].split()[2])
-    on_grids = re.findall(r"2\^-(\d+), different results: (\d+)", story.text)
+    on_grids = re.findall(r"2\^-(\d+), different results: (\d+)", told.text)
     grids = {int(k): int(found) for k, found in on_grids}
     assert len(set(drawn)) > 1, "another order changed nothing"
     assert np.ptp(drawn) < 1e-5 * abs(drawn[0]), "they agree in about five digits"
@@ -107,25 +106,28 @@ def test_what_the_page_on_sums_says_of_its_output(told: Stories) -> None:
     assert grids[11] == 1, "no addition rounds"
     assert 1 < grids[20] <= grids[24] <= counted + 5, "the different results return"
     hard = "in float64: {0}  Neumaier: {0}  binned: 1.0\n"
-    assert hard.format("0.0") + hard.format("1.0") in story.text
+    assert hard.format("0.0") + hard.format("1.0") in told.text
 
 
-def test_each_number_of_threads_has_one_sum_and_a_different_one(told: Stories) -> None:
-    found = [line.split() for line in told[REDUCTION].text.splitlines() if "threads: " in line]
+@on(REDUCTION)
+def test_each_number_of_threads_has_one_sum_and_a_different_one(told: Told) -> None:
+    found = [line.split() for line in told.text.splitlines() if "threads: " in line]
     assert len({line[3] for line in found}) == 3, "a number of threads changed nothing"
     assert [line[5] for line in found] == ["1"] * 3, "threads raced"
 
 
-def test_the_price_of_the_guaranteed_sum_is_measured(told: Stories) -> None:
-    prices = told[REDUCTION].names["prices"].set_index("label")
+@on(REDUCTION)
+def test_the_price_of_the_guaranteed_sum_is_measured(told: Told) -> None:
+    prices = told.names["prices"].set_index("label")
     assert prices["low"]["binned"] > 2 * prices["high"]["np.sum, float64"] > 2
     others = ["math.fsum", "Neumaier"]
     assert (prices["high"]["binned"] < prices["low"][others]).all(), "binned takes less time"
     assert prices["ratio"]["torch.sum, float64"] > 2 * prices["ratio"]["torch.sum"]
 
 
-def test_the_error_of_a_sum_grows_with_its_condition(told: Stories) -> None:
-    names = told[REDUCTION].names
+@on(REDUCTION)
+def test_the_error_of_a_sum_grows_with_its_condition(told: Told) -> None:
+    names = told.names
     points, first = names["points"], names["points"].iloc[0]
     assert np.corrcoef(np.log(points).T)[0, 1:].min() > 0.8, "both errors grow with it"
     cancel = points[points["condition"] > 20]
@@ -137,8 +139,9 @@ def test_the_error_of_a_sum_grows_with_its_condition(told: Stories) -> None:
     assert 2.5 < first["sorted"] / first["shuffled"] < 4, "about a third of that"
 
 
-def test_the_type_of_a_sum_matters_more_than_its_length(told: Stories) -> None:
-    names = told[REDUCTION].names
+@on(REDUCTION)
+def test_the_type_of_a_sum_matters_more_than_its_length(told: Told) -> None:
+    names = told.names
     counts, summary, of_types = names["counts"], names["summary"], names["short"]
     kinds = ["normal", "spikes", "pareto", "cubes"]
     exact = ["float64, rounded", "binned", "Neumaier"]
@@ -154,9 +157,10 @@ def test_the_type_of_a_sum_matters_more_than_its_length(told: Stories) -> None:
     assert ratio.between(1e8, 1e9).all(), "more than a hundred million times smaller"
 
 
-def test_page_and_study_on_sums_agree_bit_for_bit(told: Stories) -> None:
+@on(REDUCTION)
+def test_page_and_study_on_sums_agree_bit_for_bit(told: Told) -> None:
     study = study_of("reduction_order")
-    names = told[REDUCTION].names
+    names = told.names
     assert np.array_equal(names["orders"], study["arranged"]("normal", "float32"))
     assert float(binned(names["x"])) == round_exact(exact_sum(names["x"]), np.float32)
 
@@ -166,8 +170,9 @@ def test_page_and_study_on_sums_agree_bit_for_bit(told: Stories) -> None:
 RUNTIMES = "plot_layer_norm_discrepancies"
 
 
-def test_what_the_page_on_two_runtimes_says_of_its_output(told: Stories) -> None:
-    text, moved = told[RUNTIMES].text, told[RUNTIMES].names["moved"]
+@on(RUNTIMES)
+def test_what_the_page_on_two_runtimes_says_of_its_output(told: Told) -> None:
+    text, moved = told.text, told.names["moved"]
     typical, largest = (float(line.split()[-1]) for line in text.splitlines()[:2])
     assert largest < 1e-5 * typical, "six digits"
     here = moved["here (cpu)"]
@@ -177,7 +182,7 @@ def test_what_the_page_on_two_runtimes_says_of_its_output(told: Stories) -> None
         {what: (float(rms), float(mean)) for what, rms, mean in part}
         for part in (errors[:4], errors[4:])
     )
-    (parts,) = (t for t in told[RUNTIMES].tables if "dropped bits" in t)
+    parts = told.table("dropped bits")
     assert (parts["rounded operands"].diff().dropna() < 0).all(), "more errors average out"
     assert (parts["dropped bits"].diff().dropna() > 0).all(), "dropping grows"
     for found in first, second:
@@ -187,13 +192,14 @@ def test_what_the_page_on_two_runtimes_says_of_its_output(told: Stories) -> None
     (rms, mean), (signed_rms, signed_mean) = first["dropped bits"], second["dropped bits"]
     assert mean < -rms / 2, "dropping shifts the results"
     assert abs(signed_mean / signed_rms) < abs(mean / rms) / 3, "it vanishes"
-    root = told[RUNTIMES].names["width"] ** 0.5  # the unit shrinks by it; the page has 1152
+    root = told.names["width"] ** 0.5  # the unit shrinks by it; the page has 1152
     assert second["both"][0] > root / 3 * first["both"][0], "more than ten times as large"
     assert second["rounded operands"][0] > 0.95 * second["both"][0], "nearly all of it"
 
 
-def test_page_and_study_on_two_runtimes_agree_bit_for_bit(told: Stories) -> None:
-    names = told[RUNTIMES].names
+@on(RUNTIMES)
+def test_page_and_study_on_two_runtimes_agree_bit_for_bit(told: Told) -> None:
+    names = told.names
     study = study_of("layer_norm_discrepancies")
     assert study["WIDTH"] == names["width"]
     case = study["Case"](study["CPU"], study["FLOAT32"])
@@ -214,7 +220,7 @@ def check_words(story: Told) -> None:
     assert "bfloat16 twice:      0 texts differ" in text
     assert "float32 and float64: 0 texts differ" in text
     assert "logits that differ from float32's: 0\n" in text
-    (table,) = (t for t in story.tables if "ties" in t)
+    table = story.table("ties")
     flipped, gap, shift = names["flipped"], names["gap"], names["shift"]
     assert table["different tokens"]["bfloat16"] == int(flipped.sum())
     assert table["different tokens"]["float32"] == 0
@@ -227,13 +233,14 @@ def check_words(story: Told) -> None:
     assert (gap >= 0).all()
     assert flipped[gap < shift].all(), "a dot above the line is a different token"
     assert gap[flipped].max() < gap.median(), "the dots that change have small gaps"
-    (prices,) = (t for t in story.tables if "ratio" in t)
+    prices = story.table("ratio")
     held = prices["cache, KiB a token"].astype(float)
     assert held["converted"] == held["float32"] == 2 * held["bfloat16"], "twice the memory"
 
 
-def test_what_the_page_on_words_says_of_its_output(told: Stories) -> None:
-    check_words(told[BITS])
+@on(BITS)
+def test_what_the_page_on_words_says_of_its_output(told: Told) -> None:
+    check_words(told)
 
 
 @pytest.mark.slow(reason="a model of 135 million parameters in float64")
@@ -253,8 +260,9 @@ def test_what_the_page_on_words_says_of_the_whole_model(monkeypatch: pytest.Monk
     assert abs(found - expected) < 3 * expected**0.5, "it scatters by its square root"
 
 
-def test_page_and_study_on_words_agree_bit_for_bit(told: Stories) -> None:
-    names, study = told[BITS].names, study_of("bits_to_words")
+@on(BITS)
+def test_page_and_study_on_words_agree_bit_for_bit(told: Told) -> None:
+    names, study = told.names, study_of("bits_to_words")
     if study["GPU"]:
         pytest.skip("the study runs on the GPU, the page on the processor")
     along = study["Along"](names["asked"], names["tokens"])
@@ -271,8 +279,9 @@ def test_page_and_study_on_words_agree_bit_for_bit(told: Stories) -> None:
 GEMM = "plot_gemm_fusion"
 
 
-def test_what_the_page_on_gemms_says_of_its_output(told: Stories) -> None:
-    names = told[GEMM].names
+@on(GEMM)
+def test_what_the_page_on_gemms_says_of_its_output(told: Told) -> None:
+    names = told.names
     over = {
         (cell, name): names[cell].ratio(name, "two Gemms").value
         for cell in ("puzzle", "large", "parts")
@@ -286,8 +295,9 @@ def test_what_the_page_on_gemms_says_of_its_output(told: Stories) -> None:
     assert each_run[1] > each_run.iloc[-1]
 
 
-def test_page_and_study_on_gemms_agree_bit_for_bit(told: Stories) -> None:
-    names, study = told[GEMM].names, study_of("gemm_fusion")
+@on(GEMM)
+def test_page_and_study_on_gemms_agree_bit_for_bit(told: Told) -> None:
+    names, study = told.names, study_of("gemm_fusion")
     case = study["Case"](1, False, 32, 32, (32, 32))
     ours = names["draw"](32, 32, 32)
     x, weights, joined = next(study["buffers_of"](case, 1, 0))
@@ -308,9 +318,9 @@ def test_page_and_study_on_gemms_agree_bit_for_bit(told: Stories) -> None:
 TOLERANCE = "plot_which_tolerance"
 
 
-def test_what_the_page_on_tolerances_says_of_its_output(told: Stories) -> None:
-    story = told[TOLERANCE]
-    lines = story.text.splitlines()
+@on(TOLERANCE)
+def test_what_the_page_on_tolerances_says_of_its_output(told: Told) -> None:
+    lines = told.text.splitlines()
     shown = [[float(word) for word in line.split()] for line in lines[1:6]]
     assert shown[0] == [32, 0, 0, 0]
     assert [line[1:] for line in shown[1:3]] == [[100, 0, 0]] * 2, "near 1"
@@ -319,7 +329,7 @@ def test_what_the_page_on_tolerances_says_of_its_output(told: Stories) -> None:
     needed = [float(line.split()[-1]) for line in lines if "rtol that they need" in line]
     assert needed == sorted(needed)
     assert needed[0] < needed[-1] > 0.01, "one digit or two are tested"
-    assert "1 % too large pass: 100 of 100" in story.text
+    assert "1 % too large pass: 100 of 100" in told.text
     parts = [line.split() for line in lines if line.endswith(" of the bound")]
     least, most = ([float(line[i]) for line in parts] for i in (-6, -4))
     assert 1e-4 < most[0] < 2e-3, "about a thousandth"
@@ -332,9 +342,9 @@ def test_what_the_page_on_tolerances_says_of_its_output(told: Stories) -> None:
     assert "refused" in calibrated[2]
 
 
-def test_at_any_scale_a_calibration_passes_the_split_and_no_fault(told: Stories) -> None:
-    story = told[TOLERANCE]
-    (table,) = (t for t in story.tables if "split (correct)" in t.index)
+@on(TOLERANCE)
+def test_at_any_scale_a_calibration_passes_the_split_and_no_fault(told: Told) -> None:
+    (table,) = (t for t in told.tables if "split (correct)" in t.index)
     kept, free = (table[column] for column in ("atol of the calibration", "any_scale=True"))
     assert kept.loc["zeros"].iloc[0] == 100, "the puzzle is back"
     assert kept.loc["split (correct)"].iloc[1] >= 99
@@ -343,9 +353,9 @@ def test_at_any_scale_a_calibration_passes_the_split_and_no_fault(told: Stories)
     assert (free.drop("split (correct)") == 0).all(axis=None)
 
 
-def test_without_cancellation_every_input_needs_the_same_rtol(told: Stories) -> None:
-    story = told[TOLERANCE]
-    (table,) = (t for t in story.tables if "one sign" in t)
+@on(TOLERANCE)
+def test_without_cancellation_every_input_needs_the_same_rtol(told: Told) -> None:
+    table = told.table("one sign")
     apart, least, _, most = table["one sign"].astype(float)
     assert most < 3 * least
     assert most < 10 * 2.0**-23, "a few ε"
@@ -365,9 +375,10 @@ def test_what_the_page_on_tolerances_says_of_its_records() -> None:
     assert (missed["size"] < 1e-3).all(), "the faults that pass are below a thousandth"
 
 
-def test_page_and_study_on_tolerances_agree_bit_for_bit(told: Stories) -> None:
+@on(TOLERANCE)
+def test_page_and_study_on_tolerances_agree_bit_for_bit(told: Told) -> None:
     study = study_of("which_tolerance")
-    names = told[TOLERANCE].names
+    names = told.names
     for (x, w), seed in zip(names["inputs"], range(20), strict=False):
         assert all(map(torch.equal, (x, w), study["draw"](seed)))
 
@@ -377,35 +388,25 @@ def test_page_and_study_on_tolerances_agree_bit_for_bit(told: Stories) -> None:
 FASTEST = "plot_triton_layer_norm"
 
 
-def test_what_the_page_on_the_fastest_layer_norm_says_of_its_output(told: Stories) -> None:
-    story = told[FASTEST]
-    fastest = story.names["times"].samples.min()
+@on(FASTEST)
+def test_what_the_page_on_the_fastest_layer_norm_says_of_its_output(told: Told) -> None:
+    fastest = told.names["times"].samples.min()
     assert fastest["step by step"] > 1.5 * fastest["one kernel"], "several times as long"
-    errors = [float(x) for x in re.findall(r"largest error +([0-9.]+)", story.text)]
+    errors = [float(x) for x in re.findall(r"largest error +([0-9.]+)", told.text)]
     assert max(errors) < 64, "both are right"
-    taken = story.names["taken"]
+    taken = told.names["taken"]
     assert taken["warps"].tolist() == [8, 16, 8, 16]
     assert taken["padding"].tolist() == [0, 0, 7680, 7680]
     assert taken["spilled"].tolist()[:2] == [0, 0] < taken["spilled"].tolist()[2:]
-    live = story.names["live"]
+    live = told.names["live"]
     assert (live["torch"] > 1.2 * live.get("step by step", 0)).all(), "faster at each width"
 
 
-def test_both_pages_on_layer_norms_have_one_kernel() -> None:
-    """The study times it where the other page has it, in two stages."""
-    loops = []
-    for page, name in (FASTEST, "one_block"), (LADDER, "simple_backward"):
-        tree = ast.parse(PAGES[page].read_text("utf-8"))
-        (found,) = [f for f in tree.body if getattr(f, "name", None) == name]
-        loops += [ast.dump(loop) for loop in found.body if isinstance(loop, ast.For)]
-    assert len(loops) == 2
-    assert loops[0] == loops[1]
-
-
-def test_page_and_study_on_layer_norms_agree_bit_for_bit(told: Stories) -> None:
+@on(FASTEST)
+def test_page_and_study_on_layer_norms_agree_bit_for_bit(told: Told) -> None:
     study = study_of("triton_layer_norm")
     rows = [row for dtype in study["TYPES"] for row in study["errors"](12, 96, dtype)]
-    theirs, ours = pd.DataFrame(rows), told[FASTEST].names["typical"]
+    theirs, ours = pd.DataFrame(rows), told.names["typical"]
     theirs = theirs[theirs["result"].isin(ours.columns)]
     assert len(theirs) == 12
     for row in theirs.to_dict("records"):
@@ -453,23 +454,24 @@ def test_numbers_of_the_fastest_layer_norm_that_are_not_bound() -> None:
 LADDER = "plot_layer_norm_ladder"
 
 
-def test_what_the_page_on_steps_says_of_its_output(told: Stories) -> None:
+@on(LADDER)
+def test_what_the_page_on_steps_says_of_its_output(told: Told) -> None:
     shown = {}
-    for line in told[LADDER].text.splitlines():
+    for line in told.text.splitlines():
         if "different dw: " in line:
             errors, _, different = line.partition("different dw: ")
             shown[line[:10].strip()] = [float(e) for e in errors.split()[-3:]], int(different)
     assert list(shown) == ["atomics", "two stages", "pieces", "prefetch"]
     # An atomic sum adds its rows one by one: the errors of m additions are about 0.2 √m together.
-    most = {"atomics": max(3, 0.5 * told[LADDER].names["m"] ** 0.5)}
+    most = {"atomics": max(3, 0.5 * told.names["m"] ** 0.5)}
     for step, (errors, _) in shown.items():
         assert max(errors) < most.get(step, 3), (step, errors)
     assert shown.pop("atomics")[1] > 1, "the order changed nothing"
     assert all(different == 1 for _, different in shown.values())
-    blocks, _ = told[LADDER].tables  # the second is of a record
+    blocks, _ = told.tables  # the second is of a record
     assert blocks.loc[8192, "spilled"] == 0 < blocks.loc[8704, "spilled"]
     assert blocks.loc[8704, "block"] == 16384
-    held = told[LADDER].names["held"]
+    held = told.names["held"]
     assert held.loc[2048, "spilled"] == 0 < held.loc[16384, "spilled"]
     assert held["padding"].tolist() == [7680, 3584, 1536]
 
@@ -484,41 +486,10 @@ def test_numbers_of_the_page_on_steps_that_are_not_bound() -> None:
     assert f"Triton {versions['triton']}" in text
 
 
-@pytest.mark.parametrize("name", ["with_atomics", "prefetched"])
-def test_the_own_cell_judges_the_functions_of_the_page_on_steps(
-    told: Stories, name: str, capsys: pytest.CaptureFixture
-) -> None:
-    """At a size that the page does not use; atomics lose the order, and the cell says so."""
-    mine = f"def mine(x, dy, w, mean, rstd):\n    return {name}(x, dy, w, mean, rstd)"
-    names = dict(told[LADDER].names)
-    run_cell(LADDER, own_cell(LADDER), names, mine=mine, ROWS="7", COLUMNS="80")
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split(":")[0] for line in lines] == ["dx", "dw", "db"]
-    assert all(float(line.split()[3].rstrip(",")) < 4 for line in lines)
-    same = [line.endswith("same bits: True") for line in lines]
-    assert same == [True, *2 * [name != "with_atomics"]]
-
-
-def test_page_and_study_on_steps_agree_bit_for_bit(told: Stories) -> None:
-    from roundoff.kernels import interpreting
-
-    names, study = told[LADDER].names, study_of("layer_norm_ladder")
-    [(x, dy)], w, b = study["inputs"](names["m"], names["n"], torch.float32)
-    y, stats = study["forward"]("one block", x, w, b)
-    if interpreting():
-        assert torch.equal(y, names["y"])
-    else:  # rows that the study, too, gives eight warps and one program a multiprocessor
-        [(x, dy)], w, b = study["inputs"](2 * names["programs"], 3500, torch.float32)
-        y, stats = study["forward"]("pieces", x, w, b)
-    calls = {"atomic": "with_atomics", "two stages": "in_two_stages", "pieces": "in_pieces"}
-    calls["prefetch"] = "prefetched"
-    for step, name in calls.items():
-        theirs = study["backward"](step, dy, x, w, stats, piece=names["piece"])
-        ours = names[name](x, dy, w, *stats)
-        if interpreting() or step != "atomic":
-            assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True)), step
+def test_the_study_on_steps_measures_the_kernels_of_its_page() -> None:
+    study = study_of("layer_norm_ladder")
     for name in ("row_forward", "atomic_backward", "simple_backward", "pieces_backward"):
-        assert getattr(study["ours"], name).fn.__code__.co_filename.endswith(f"{LADDER}.py")
+        assert getattr(study["ours"], name).fn.__code__.co_filename == str(PAGES[LADDER])
 
 
 # --- a backend for torch.compile
@@ -526,15 +497,17 @@ def test_page_and_study_on_steps_agree_bit_for_bit(told: Stories) -> None:
 LLAMA = "plot_llama_backend"
 
 
-def test_the_shortest_backend_is_handed_two_operators(told: Stories) -> None:
-    text = told[LLAMA].text
+@on(LLAMA)
+def test_the_shortest_backend_is_handed_two_operators(told: Told) -> None:
+    text = told.text
     handed = [line.split()[0] for line in text.splitlines()[:5]]
     assert handed == ["placeholder", "placeholder", "call_function", "call_function", "output"]
     assert "the bits of eager PyTorch: True" in text
 
 
-def test_each_version_of_the_layer_has_eagers_error(told: Stories) -> None:
-    live, models = told[LLAMA].names["live"], told[LLAMA].names["models"]
+@on(LLAMA)
+def test_each_version_of_the_layer_has_eagers_error(told: Told) -> None:
+    live, models = told.names["live"], told.names["models"]
     errors = live["error"].astype(float)
     assert (errors < 2 * errors["eager"]).all()
     counts = live["operators"].drop("eager").astype(int)
@@ -545,17 +518,19 @@ def test_each_version_of_the_layer_has_eagers_error(told: Stories) -> None:
     assert any("Attention" in kind for kind in kinds)
 
 
+@on(LLAMA)
 @pytest.mark.skipif("ROUNDOFF_GPU_HOST" in os.environ, reason="the page times a processor here")
-def test_each_operator_adds_its_pass(told: Stories) -> None:
-    _, four, eight, exponential = told[LLAMA].names["growth"]["ratio"]
+def test_each_operator_adds_its_pass(told: Told) -> None:
+    _, four, eight, exponential = told.names["growth"]["ratio"]
     assert exponential < 2, "arithmetic costs no pass"
     assert eight > 2.5, "eight operators cost more than one"
     assert eight > four
 
 
-def test_page_and_study_of_the_backend_agree_bit_for_bit(told: Stories) -> None:
+@on(LLAMA)
+def test_page_and_study_of_the_backend_agree_bit_for_bit(told: Told) -> None:
     study = study_of("llama_backend")
-    names = told[LLAMA].names
+    names = told.names
     inputs = study["random_tokens"](study["SIZES"]["tiny"], False, "cpu", padding="right")
     layer = study["Llama"](study["SIZES"]["tiny"])
     with names["torch"].no_grad():
@@ -571,36 +546,38 @@ def test_page_and_study_of_the_backend_agree_bit_for_bit(told: Stories) -> None:
 WHOLE = "plot_whole_model"
 
 
-def test_what_the_page_on_the_whole_model_says_of_its_output(told: Stories) -> None:
-    story = told[WHOLE]
+@on(WHOLE)
+def test_what_the_page_on_the_whole_model_says_of_its_output(told: Told) -> None:
     seconds = {
-        k: float(v) for k, v in re.findall(r"^ ?(\d+) tokens?: ([\d.]+) ms", story.text, re.M)
+        k: float(v) for k, v in re.findall(r"^ ?(\d+) tokens?: ([\d.]+) ms", told.text, re.M)
     }
     assert seconds["16"] < 4 * seconds["1"], "sixteen times the arithmetic, about the same time"
-    (share,) = re.findall(r"share of one token: +([\d.]+)%", story.text)
+    (share,) = re.findall(r"share of one token: +([\d.]+)%", told.text)
     assert float(share) < 20, "reading the weights is a small part"
-    operators, many = re.findall(r"eager, \d+ layers: (\d+) operators", story.text)
-    ((nodes, sessions),) = re.findall(r"layers: (\d+) nodes, .* by (\d+) session", story.text)
+    operators, many = re.findall(r"eager, \d+ layers: (\d+) operators", told.text)
+    ((nodes, sessions),) = re.findall(r"layers: (\d+) nodes, .* by (\d+) session", told.text)
     assert int(operators) > int(nodes)
     # On CUDA attention of float32 with grouped heads is several operators.
     assert 800 < int(many) < 1300, "about a thousand"
     assert sessions == "1", "one session runs all its nodes"
 
 
+@on(WHOLE)
 @pytest.mark.alone
-def test_the_gain_of_a_session_shrinks_with_larger_matrices(told: Stories) -> None:
-    gains = told[WHOLE].names["gains"]
+def test_the_gain_of_a_session_shrinks_with_larger_matrices(told: Told) -> None:
+    gains = told.names["gains"]
     assert gains["gain"].iloc[0] > 1.2
     assert gains["gain"].idxmax() == gains.index[0], "largest for the smallest matrices"
 
 
-def test_both_texts_are_eagers_and_a_new_length_converts_nothing(told: Stories) -> None:
-    lines = re.findall(r"(\d) tokens asked, 12 written, (\d+) not.*: (\d+)", told[WHOLE].text)
+@on(WHOLE)
+def test_both_texts_are_eagers_and_a_new_length_converts_nothing(told: Told) -> None:
+    lines = re.findall(r"(\d) tokens asked, 12 written, (\d+) not.*: (\d+)", told.text)
     (first, *eager), (second, *again) = lines
     assert (first, second) == ("5", "9")
     assert eager == again, "no conversion for the second"
     assert eager[0] == "0"
-    assert len(set(told[WHOLE].names["eager"][0])) > 5, "a text that changes"
+    assert len(set(told.names["eager"][0])) > 5, "a text that changes"
 
 
 # --- training on several workers
@@ -608,24 +585,25 @@ def test_both_texts_are_eagers_and_a_new_length_converts_nothing(told: Stories) 
 ALL_REDUCE = "plot_all_reduce_order"
 
 
-def test_what_the_page_on_workers_says_of_its_output(told: Stories) -> None:
-    story = told[ALL_REDUCE]
-    names, runs = story.names, story.names["runs"]
+@on(ALL_REDUCE)
+def test_what_the_page_on_workers_says_of_its_output(told: Told) -> None:
+    names, runs = told.names, told.names["runs"]
     losses = np.array([names["loss_of"](runs[n][-1]) for n in (1, 2, 4, 8)])
     assert len(set(losses)) == 4, "a number of workers changed no loss"
     assert np.ptp(losses) < 1e-8 * losses[0], "the first eight digits agree"
-    assert "different results of three runs: 1\n" in story.text
-    assert "\ngathered, one gradient a worker: 4\n" in story.text
-    assert "\nall-reduced, micro-batches of 8: 4\n" in story.text
-    assert "\ngathered, micro-batches of 8: 1\n" in story.text
-    assert "as drawn: 0% differ from the orders found,\n" in story.text
-    assert float(story.text.split("orders found,\n")[1].split("%")[0]) > 10
-    grid = story.text.split("multiples: ")[1]
+    assert "different results of three runs: 1\n" in told.text
+    assert "\ngathered, one gradient a worker: 4\n" in told.text
+    assert "\nall-reduced, micro-batches of 8: 4\n" in told.text
+    assert "\ngathered, micro-batches of 8: 1\n" in told.text
+    assert "as drawn: 0% differ from the orders found,\n" in told.text
+    assert float(told.text.split("orders found,\n")[1].split("%")[0]) > 10
+    grid = told.text.split("multiples: ")[1]
     assert grid.startswith("0% differ from the orders found,\n    0% from the order of the workers")
 
 
-def test_the_cut_changes_the_loss_and_so_does_the_ring(told: Stories) -> None:
-    names = told[ALL_REDUCE].names
+@on(ALL_REDUCE)
+def test_the_cut_changes_the_loss_and_so_does_the_ring(told: Told) -> None:
+    names = told.names
     once, cut, gathered, reduced = names["steps"].values()
     assert np.array_equal(cut, gathered), "sending changes nothing"
     losses = [names["loss_of"](track[-1]) for track in (once, cut, reduced)]
@@ -636,8 +614,9 @@ def test_the_cut_changes_the_loss_and_so_does_the_ring(told: Stories) -> None:
     assert (gathered[0] != reduced[0]).any()
 
 
-def test_the_ring_that_is_drawn_gives_what_was_received(told: Stories) -> None:
-    names = told[ALL_REDUCE].names
+@on(ALL_REDUCE)
+def test_the_ring_that_is_drawn_gives_what_was_received(told: Told) -> None:
+    names = told.names
     chunks = names["find_orders"](names["workers"], 4, 16, names["torch"].float32)
     _, axis = plt.subplots()
     for chunk, drawn in zip(chunks, names["sums"], strict=True):
@@ -647,8 +626,9 @@ def test_the_ring_that_is_drawn_gives_what_was_received(told: Stories) -> None:
     plt.close("all")
 
 
-def test_other_batches_move_weights_more_than_workers(told: Stories) -> None:
-    names = told[ALL_REDUCE].names
+@on(ALL_REDUCE)
+def test_other_batches_move_weights_more_than_workers(told: Told) -> None:
+    names = told.names
     drift = names["drift"]
     far = drift.index.str.contains("batches backwards|other batches")
     near = drift[~far]
@@ -664,11 +644,12 @@ def test_other_batches_move_weights_more_than_workers(told: Stories) -> None:
     assert ends.between(0.8 * alone, 1.25 * alone).all()
 
 
-def test_page_and_study_on_workers_agree_bit_for_bit(told: Stories) -> None:
+@on(ALL_REDUCE)
+def test_page_and_study_on_workers_agree_bit_for_bit(told: Told) -> None:
     study = study_of("all_reduce_order")
     teams, steps = study["backends"](), study["STEPS"]
     assert steps >= 4
-    train = told[ALL_REDUCE].names["train"]
+    train = told.names["train"]
     for way, rows in ("all-reduce", 64), ("micro-batches", 8):
         for ranks in 1, 4:
             ours = train(ranks, gather=rows == 8, rows=rows)
@@ -691,12 +672,13 @@ def printed_after(story: Told, label: str) -> list[str]:
     return [line.removeprefix(label).strip() for line in lines if line.startswith(label)]
 
 
-def test_what_the_page_on_batches_says_of_its_output(told: Stories) -> None:
-    story, names = told[BATCH], told[BATCH].names
-    assert printed_share(story, "alone, again") == 0, "not chance"
+@on(BATCH)
+def test_what_the_page_on_batches_says_of_its_output(told: Told) -> None:
+    names = told.names
+    assert printed_share(told, "alone, again") == 0, "not chance"
     short, long = (len(names["trained"].prompt(names[asked])) for asked in ("SKY", "STORY"))
     assert (short, long) == (36, 41), "five tokens longer"
-    assert "without rounding, changed: 0%" in story.text, "without rounding nothing changes"
+    assert "without rounding, changed: 0%" in told.text, "without rounding nothing changes"
     # Products are multiples of 2^-12: below 2^12 their sums have 24 bits, in any order.
     rows, weights = (part.double().abs() for part in names["on_grid"])
     assert (rows @ weights.T).max() < 2**12
@@ -708,53 +690,54 @@ def printed_share(story: Told, name: str) -> float:
     return float(share)
 
 
-def test_the_changed_model_has_one_answer(told: Stories) -> None:
-    story = told[BATCH]
-    names = story.names
+@on(BATCH)
+def test_the_changed_model_has_one_answer(told: Told) -> None:
+    names = told.names
     assert names["fixed_text"] == names["batch_text"], "alone and in company"
     for what in ("logits", "product", "attention"):
-        assert printed_after(story, f"{what} equal:") == ["True"]
-    assert story.names["fixed_logits"].shape == story.names["batch_logits"].shape == (12, 49152)
+        assert printed_after(told, f"{what} equal:") == ["True"]
+    assert told.names["fixed_logits"].shape == told.names["batch_logits"].shape == (12, 49152)
 
 
+@on(BATCH)
 @named
-def test_what_the_page_on_batches_says_of_an_epyc(told: Stories) -> None:
-    story = told[BATCH]
-    names = story.names
+def test_what_the_page_on_batches_says_of_an_epyc(told: Told) -> None:
+    names = told.names
     assert "Rayleigh scattering" in names["text"]
-    assert "intricate dance" in printed_after(story, "in a batch:")[0]
+    assert "intricate dance" in printed_after(told, "in a batch:")[0]
     for name in ("asked twice in a batch", "alone, 16 columns"):
-        assert printed_share(story, name) == 0
+        assert printed_share(told, name) == 0
     for name in ("with the story", "alone, 5 columns of padding"):
-        assert printed_share(story, name) > 95, "nearly every logit"
-    assert "5 columns like the story: True" in story.text
+        assert printed_share(told, name) > 95, "nearly every logit"
+    assert "5 columns like the story: True" in told.text
     # The columns left over decide, not the place of a token among 16 running sums.
     starts = names["starts"]
     pd.testing.assert_series_equal(starts["measured"], starts["predicted"], check_names=False)
     assert starts.index[starts["measured"].isna()].tolist() == [0, 16, 32]
     assert starts["measured"][[5, 12]].tolist() == [27, 32]
     assert starts["measured"].min() > 16, "early tokens keep their results"
-    assert printed_after(story, "12 columns on the right, first changed:") == ["32"], "none moved"
-    assert printed_after(story, "5 left and 7 right, against 12 right:") == ["None"], "all moved"
-    assert printed_after(story, "equal weights, nothing changed:") == ["True"]
+    assert printed_after(told, "12 columns on the right, first changed:") == ["32"], "none moved"
+    assert printed_after(told, "5 left and 7 right, against 12 right:") == ["None"], "all moved"
+    assert printed_after(told, "equal weights, nothing changed:") == ["True"]
     assert (names["price"]["ratio"].iloc[1:] > 1.1).all(), "the changed model takes longer"
-    narrow = re.search(r"in bfloat16, 5 columns: ([\d.]+)% changed", story.text)
+    narrow = re.search(r"in bfloat16, 5 columns: ([\d.]+)% changed", told.text)
     assert narrow is not None
     assert 0 < float(narrow[1]) < 1, "few of the results"
     assert names["model"].config.num_hidden_layers == 30
-    trees = story.names["trees"]
+    trees = told.names["trees"]
     chain = 0
     for number in range(1, 16):
         chain = (chain, number)
     assert trees[8] == chain, "one number after another to one sum"
     # The first four numbers, then four sums of every fourth number, added at the end.
     lanes = "0 + 1 + 2 + 3 + 4 + 8 + 12 + (6 + 10 + 14) + (5 + 9 + 13 + (7 + 11 + 15))"
-    assert story.names["order_text"](trees[1]) == lanes
+    assert told.names["order_text"](trees[1]) == lanes
 
 
-def test_page_and_study_of_batches_write_the_same_text(told: Stories) -> None:
+@on(BATCH)
+def test_page_and_study_of_batches_write_the_same_text(told: Told) -> None:
     study = study_of("batch_invariance")
-    names = told[BATCH].names
+    names = told.names
     asked = [names["trained"].prompt(names[question]) for question in ("SKY", "STORY")]
     made = study["decode"](names["fixed"], asked, 6, length=60).tokens[0]
     text = names["tokenizer"].decode(made, skip_special_tokens=True)
@@ -787,10 +770,10 @@ def updates(story: Told) -> list[tuple[int, int]]:
     return [(int(differ), int(count)) for differ, count in found]
 
 
-def test_an_invariant_sampler_and_trainer_agree_after_each_update(told: Stories) -> None:
-    story = told[TRAINER]
-    names = story.names
-    found = updates(story)
+@on(TRAINER)
+def test_an_invariant_sampler_and_trainer_agree_after_each_update(told: Told) -> None:
+    names = told.names
+    found = updates(told)
     assert [differ for differ, _ in found] == [0, 0, 0]
     assert all(count == 4 * (names["TOKENS"] // 2) for _, count in found)
     torchs = names["ratio"]
@@ -800,10 +783,11 @@ def test_an_invariant_sampler_and_trainer_agree_after_each_update(told: Stories)
     assert sum(moved) > len(moved) / 2, "the updates changed weights"
 
 
-def test_what_the_page_on_trainers_says_of_its_output(told: Stories) -> None:
-    story, names = told[TRAINER], told[TRAINER].names
+@on(TRAINER)
+def test_what_the_page_on_trainers_says_of_its_output(told: Told) -> None:
+    names = told.names
     for who in "sampler", "trainer":
-        assert printed_after(story, f"{who}, changed logits:") == ["0"], "it repeats each bit"
+        assert printed_after(told, f"{who}, changed logits:") == ["0"], "it repeats each bit"
     assert (names["parts"].loc["fixed: attention"] == 0).all(), "attention is the whole cause"
     lengths = {len(prompt) for prompt in names["prompts"]}
     assert lengths == {40}, "a server has padded by five columns"
@@ -822,9 +806,10 @@ def check_trainer_on_epyc(story: Told) -> None:
     assert parts["cache, %"]["fixed: nothing"] > 10
 
 
+@on(TRAINER)
 @named
-def test_what_the_page_on_trainers_says_of_an_epyc(told: Stories) -> None:
-    check_trainer_on_epyc(told[TRAINER])
+def test_what_the_page_on_trainers_says_of_an_epyc(told: Told) -> None:
+    check_trainer_on_epyc(told)
 
 
 @named
@@ -860,8 +845,9 @@ def test_what_the_page_on_trainers_says_of_its_records() -> None:
     assert prices["high"]["sampling", "invariant"] < 1, "sampling takes less time than torch's"
 
 
-def test_page_and_study_on_trainers_agree_bit_for_bit(told: Stories) -> None:
-    names = told[TRAINER].names
+@on(TRAINER)
+def test_page_and_study_on_trainers_agree_bit_for_bit(told: Told) -> None:
+    names = told.names
     study = study_of("trainer_sampler")
     if study["GPU"]:
         pytest.skip("the study runs on the GPU, the page on the processor")

@@ -1,10 +1,9 @@
-"""Sums as a user takes them: of any length, type, order, layout and value, beside ``np.sum``."""
+"""Sums as a user takes them: of any length, type, order, layout and value."""
 
 from __future__ import annotations
 
 import math
 import tracemalloc
-import warnings
 from fractions import Fraction
 
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roundoff.dtypes import dtype_info, ulp
+from roundoff.dtypes import dtype_info
 from roundoff.reductions import DTYPES, binned, exact_sum, round_exact, round_to
 
 #: Exponents of a type's smallest and largest numbers.
@@ -23,10 +22,6 @@ RANGE = {
     "float64": (-1074, 1023),
 }
 LENGTHS = [*range(10), 100, 255, 256, 257, 1000, 4097, 70_001]
-
-
-def normal(n: int, dtype: str, rng: np.random.Generator) -> np.ndarray:
-    return rng.standard_normal(n)
 
 
 def wide(n: int, dtype: str, rng: np.random.Generator) -> np.ndarray:
@@ -50,7 +45,7 @@ def largest(n: int, dtype: str, rng: np.random.Generator) -> np.ndarray:
     return rng.choice([-1.0, 1.0], n) * 2.0 ** RANGE[dtype][1] * rng.uniform(1, 1.9, n)
 
 
-DATA = [normal, wide, cancelling, subnormal, largest]
+DATA = [wide, cancelling, subnormal, largest]
 
 
 def bits(x: np.ndarray) -> list[int]:
@@ -58,23 +53,11 @@ def bits(x: np.ndarray) -> list[int]:
     return np.ascontiguousarray(x).view(f"u{x.itemsize}").ravel().tolist()
 
 
-def error(found: object, truth: Fraction) -> Fraction | float:
-    value = float(found)
-    return abs(Fraction(value) - truth) if math.isfinite(value) else math.inf
-
-
 def check(x: np.ndarray, dtype: str) -> None:
-    """The nearest number to the exact sum; as near as np.sum; the same in other orders."""
-    truth = exact_sum(x)
+    """The nearest number to the exact sum, the same in other orders."""
     total = binned(x)
     assert total.dtype == x.dtype
-    assert float(total) == round_exact(truth, dtype)
-    with np.errstate(over="ignore", invalid="ignore"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        numpy_total = np.sum(x)
-    if abs(truth) <= dtype_info(dtype).max:
-        assert error(total, truth) <= error(numpy_total, truth)
-        assert error(total, truth) <= float(ulp(float(truth), dtype)) / 2
+    assert float(total) == round_exact(exact_sum(x), dtype)
     rng = np.random.default_rng(len(x))
     others = [x[::-1], np.sort(x), *(rng.permutation(x) for _ in range(2))]
     assert {bits(binned(other))[0] for other in others} == set(bits(total))

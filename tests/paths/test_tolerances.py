@@ -1,77 +1,31 @@
 """A suggested tolerance on fresh inputs: how often it fails what is right, and what it lets pass.
 
-The twelve models and the faults are those of ``studies/which_tolerance.py``, which records both
-error rates. Here the tolerance is the one that a user gets, from ``compare_runtimes``.
+The models are those of ``studies/which_tolerance.py``, which records both error rates, with its
+faults. Here the tolerance is the one that a user gets, from ``compare_runtimes``.
 """
 
 import sys
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 
-from roundoff.compare import CalibratedTolerance, calibrated_tolerance
 from roundoff.runtimes import compare_runtimes
 
 from .pages import ROOT
 
 sys.path.insert(0, str(ROOT / "studies"))
-from which_tolerance import FAULTS, MODELS, TYPES, faulty, feeds_of, sides
+from which_tolerance import MODELS, feeds_of, sides
 
 FRESH = 300
 CPU = ["CPUExecutionProvider"]
 
 
-def suggested(model: Any, dtype: str) -> CalibratedTolerance:
-    """As a user gets it: from two runtimes, or in bfloat16 from both results."""
-    proto = model.proto(dtype)
-    if dtype != "bfloat16":
-        return compare_runtimes(proto, providers=CPU).tolerances["Z"]
-    one, other = sides(model, dtype)
-    feeds = (feeds_of(proto, 10**6 + k) for k in range(300))
-    return calibrated_tolerance((one(fed), other(fed)) for fed in feeds)
-
-
-QUICK = [
-    ("convolution, batch norm, GELU", "float16"),
-    ("attention", "float32"),
-    ("transformer block", "bfloat16"),
-    ("product", "float16"),
-]
-
-
-@pytest.mark.parametrize(("name", "dtype"), QUICK)
-def test_fresh_inputs_keep_within_a_suggested_tolerance(name: str, dtype: str) -> None:
-    model = MODELS[name]
-    tolerance, (one, other), proto = (
-        suggested(model, dtype),
-        sides(model, dtype),
-        model.proto(dtype),
-    )
-    results = [(one(fed), other(fed)) for fed in (feeds_of(proto, k) for k in range(FRESH))]
-    for any_scale in (False, True):
-        assert sum(not tolerance.allows(*pair, any_scale=any_scale) for pair in results) <= 1
-    assert tolerance.rtol >= torch.finfo(getattr(torch, dtype)).eps  # a unit in the last place
-
-
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    [("scale by 1 %", "float16"), ("tanh GELU for erf", "float32"), ("no bias", "bfloat16")],
-)
-def test_a_fault_is_caught(name: str, dtype: str) -> None:
-    fault = FAULTS[name]
-    model, wrong = MODELS[fault.model], faulty(fault, dtype)
-    tolerance, (right, _) = suggested(model, dtype), sides(model, dtype)
-    for fed in (feeds_of(model.proto(dtype), 10**5 + k) for k in range(10)):
-        assert not tolerance.allows(right(fed), wrong(fed))
-
-
-@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("name", ["four layers", "layer norm and product"])
 def test_the_size_that_passes_is_what_is_told(name: str, dtype: str) -> None:
-    tolerance, (_, other) = suggested(MODELS[name], dtype), sides(MODELS[name], dtype)
-    proto = MODELS[name].proto(dtype)
+    proto, (_, other) = MODELS[name].proto(dtype), sides(MODELS[name], dtype)
+    tolerance = compare_runtimes(proto, providers=CPU).tolerances["Z"]
     for k in range(20):
         result = other(feeds_of(proto, k)).double()
         size = tolerance.passes * result.square().mean().sqrt()

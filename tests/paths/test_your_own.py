@@ -24,9 +24,10 @@ from roundoff import TorchOnnxEvaluator, session
 from roundoff.compare import digest, scaled_error
 from roundoff.errors import RoundoffError
 from roundoff.kernels import layer_norm
+from roundoff.models import load_trained
 from roundoff.reductions import gloo_sum, round_to
 
-from .pages import PAGES, own_cell, run_cell, run_imports
+from .pages import PAGES, own_cell, run_cell, run_imports, small_decoder
 
 slow = pytest.mark.slow(reason="it reads a model of 135 million parameters")
 
@@ -41,7 +42,7 @@ class Notebook:
         sys.modules[self.module.__name__] = self.module
         cloudpickle.register_pickle_by_value(self.module)
         self.names = vars(self.module)
-        self.names.update(__doc__="", np=np, torch=torch)
+        self.names.update(__doc__="", np=np, torch=torch, small_decoder=small_decoder)
         run_imports(page, self.names)
 
     def run(self, **changed: str) -> dict[str, Any]:
@@ -155,28 +156,14 @@ def test_own_decoder_writes_eagers_text(
 
 
 def decoder_of(folder: Path, kind: str) -> None:
-    """A small decoder with random weights in a folder, with SmolLM2's tokenizer."""
-    import transformers
-
-    from roundoff.models import load_trained
-
-    sizes = {"hidden_size": 36, "num_hidden_layers": 2, "num_attention_heads": 6}
-    sizes |= {"intermediate_size": 50, "num_key_value_heads": 3, "vocab_size": 49152}
-    special = {"eos_token_id": None, "bos_token_id": 1, "pad_token_id": 0}
-    config = getattr(transformers, f"{kind}Config")(**sizes, **special, initializer_range=0.2)
-    torch.manual_seed(3)
-    getattr(transformers, f"{kind}ForCausalLM")(config).save_pretrained(folder)
+    """A small decoder in a folder, with SmolLM2's tokenizer."""
+    small_decoder(kind, vocab_size=49152).save_pretrained(folder)
     load_trained(layers=1).tokenizer.save_pretrained(folder)
 
 
 # --- kernels
 
 
-OF_TRANSFORMERS = (
-    "__import__('transformers').{}(__import__('transformers').{}Config(hidden_size=64, "
-    "intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, "
-    "vocab_size=99))"
-)
 OWN_MODELS = {
     "a product": ("torch.nn.Linear(333, 41)", "torch.randn(40, 333)"),
     "left in training": (
@@ -184,10 +171,7 @@ OWN_MODELS = {
         "torch.randn(9, 4096)",
     ),
     "in bfloat16": ("torch.nn.Linear(1536, 576).bfloat16()", "torch.randn(33, 1536).bfloat16()"),
-    "a language model": (
-        OF_TRANSFORMERS.format("LlamaForCausalLM", "Llama"),
-        "torch.randint(99, (20, 12))",
-    ),
+    "a language model": ("small_decoder('Llama')", "torch.randint(99, (20, 12))"),
 }
 
 
@@ -205,7 +189,7 @@ def test_own_model_in_a_batch(
     assert padded == {"[1, 5, 16, 37]" if "language" in name else "[]"}, "where a mask is taken"
     assert changed["invariant(model)", "rows"] == changed["invariant(model)", "padding"] == "[]"
     torch.manual_seed(5)
-    again = eval(model, {"torch": torch}).eval()
+    again = eval(model).eval()
     rows, given = names["BATCH"], {}
     for size in (n for n in (1, 2, 3, 4, 8, 16, 32, 64) if n <= len(rows)):
         with torch.no_grad():
@@ -229,9 +213,7 @@ def test_own_model_in_a_batch(
 def test_own_model_of_a_trainer(
     page: str, own: Notebook, kind: str, more: str, text: str, capsys: pytest.CaptureFixture
 ) -> None:
-    torch.manual_seed(5)
-    model = OF_TRANSFORMERS.format(f"{kind}ForCausalLM", kind) + more
-    names = own.run(MODEL=model, TEXT=text)
+    names = own.run(MODEL=f"small_decoder('{kind}'){more}", TEXT=text)
     pattern = r"(.+?) *(\{.*\})  differ: (\d+)  KL: (\S+)  outside: ([\d.]+)%"
     found = re.findall(pattern, capsys.readouterr().out)
     assert [way for way, *_ in found] == ["torch"] * 5 + ["invariant(model)"] * 5

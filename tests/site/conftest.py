@@ -5,6 +5,7 @@ pages alone, and shows the others as they are written.
 """
 
 import fcntl
+import functools
 import http.server
 import os
 import shutil
@@ -103,16 +104,9 @@ def site(testrun_uid: str, pytestconfig: pytest.Config) -> Path:
             return SITE / "build" / "html"
         lock.truncate(0)
         for folder in ("conf", "docs", "gallery", "studies"):
-            shutil.copytree(
-                ROOT / folder,
-                SITE / folder,
-                dirs_exist_ok=True,
-                ignore=lambda where, names: (
-                    {"gallery", "generated", "backreferences"} & set(names)
-                    if Path(where) == ROOT / "docs"
-                    else {"__pycache__"} & set(names)
-                ),
-            )
+            made = ("gallery", "generated", "backreferences") if folder == "docs" else ()
+            ignored = shutil.ignore_patterns("__pycache__", *made)
+            shutil.copytree(ROOT / folder, SITE / folder, dirs_exist_ok=True, ignore=ignored)
         done = sphinx(SITE, "-D", running(pytestconfig))
         assert done.returncode == 0, f"the fast build fails:\n{done.stdout[-2000:]}\n{done.stderr}"
         lock.write(testrun_uid)
@@ -122,15 +116,8 @@ def site(testrun_uid: str, pytestconfig: pytest.Config) -> Path:
 @pytest.fixture(scope="session")
 def address(site: Path) -> Iterator[str]:
     """Where the site is served, on this machine alone."""
-
-    class Handler(http.server.SimpleHTTPRequestHandler):
-        def __init__(self, *args, **kwargs) -> None:
-            super().__init__(*args, directory=str(site), **kwargs)
-
-        def log_message(self, *args: object) -> None:
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(site))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()

@@ -20,9 +20,9 @@ def test_a_figure_on_a_dark_page_has_none_of_the_colours_that_turn(tmp_path: Pat
     figure, axes = plt.subplots()
     axes.set_title("Some − title")
     axes.plot([0.1, 0.2, 0.35], [1.0, 1e4, 3e-3])
-    light, night = tmp_path / "light.svg", tmp_path / "night.svg"
-    save_svg(figure, light, night)
-    drawn, turned = light.read_text("utf-8"), night.read_text("utf-8")
+    save_svg(figure, tmp_path / "figure")
+    drawn = (tmp_path / "figure.svg").read_text("utf-8")
+    turned = (tmp_path / "figure_dark.svg").read_text("utf-8")
     used = [colour for colour in DARK if colour in drawn]
     assert used
     assert not [colour for colour in used if colour in turned]

@@ -443,7 +443,7 @@ def test_several_devices_are_refused_by_name() -> None:
     [
         (lambda x: torch.fft.rfft(x).abs(), torch.ones(4), "complex numbers have no kernels"),
         (lambda x: torch.linalg.eigvalsh(x), torch.eye(4), "linalg"),
-        (lambda x: x.reshape(2, 1), torch.ones(2, dtype=torch.complex64), "does not take"),
+        (lambda x: x.reshape(2, 1), torch.ones(2, dtype=torch.complex64), "complex numbers"),
         (lambda x: x.clamp(0, 1), torch.tensor([3], dtype=torch.int16), "for Max"),
         (lambda x: x * 2, torch.ones(2).double(), "in float32"),
         (lambda x: x * 2, torch.ones(2).bfloat16(), "bfloat16 on a processor"),
@@ -455,7 +455,7 @@ def test_without_fallback_what_torch_would_compute_is_refused(
 ) -> None:
     torch.testing.assert_close(through(f)(x), f(x))
     torch._dynamo.reset()
-    with pytest.raises((UnsupportedError, DtypeError), match=said):
+    with pytest.raises(UnsupportedError, match=said):
         through(f, fallback=False)(x)
 
 

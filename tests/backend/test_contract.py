@@ -131,10 +131,6 @@ CONTRACT: dict[str, tuple[Callable[..., Any], Callable[[], tuple[torch.Tensor, .
         lambda x, y: F.layer_norm(x + y, (8,), torch.ones(8)),
         lambda: (torch.randn(2, 3, 8), torch.randn(2, 3, 8)),
     ),
-    "an operator of torch's": (
-        lambda x: torch.ops.roundoff_tests.type_of(x * 2) + x,
-        lambda: (torch.randn(4, 5, dtype=torch.bfloat16),),
-    ),
     "a scalar": (lambda x, s: (x * s, s + 1), lambda: (torch.randn(2, 3), torch.tensor(2.0))),
     "no elements": (lambda x: (x * 2).reshape(2, 0, 3), lambda: (torch.randn(0, 6),)),
     "a constant": (lambda x: x * torch.tensor([2.0, -3.0]), lambda: (torch.randn(2),)),
@@ -468,8 +464,6 @@ _LIBRARY.impl(
     lambda x, n: ((x * 2 + n).T.contiguous().T, x[::2].clone()),  # turned in memory
     "CompositeExplicitAutograd",
 )
-_LIBRARY.define("type_of(Tensor x) -> Tensor")
-_LIBRARY.impl("type_of", lambda x: x + int(x.dtype == torch.bfloat16), "CompositeExplicitAutograd")
 
 
 @torch.no_grad()

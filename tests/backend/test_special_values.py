@@ -88,20 +88,13 @@ def test_an_index_that_no_axis_has_writes_nothing(start: int) -> None:
 
 
 INDEXED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    "index_put": lambda x, at: x.index_put((at,), torch.ones(2, 4)),
     "index_copy": lambda x, at: x.index_copy(0, at, torch.ones(2, 4)),
-    "index_add": lambda x, at: x.index_add(0, at, torch.ones(2, 4)),
-    "scatter": lambda x, at: x.scatter(0, at[:, None], torch.ones(2, 2)),
-    "scatter_reduce": lambda x, at: x.scatter_reduce(0, at[:, None], x[:2, :1], "amax"),
     "index": lambda x, at: x[at] * 2,
     "index of two": lambda x, at: x[at, at] * 2,
     "gather": lambda x, at: x.gather(0, at[:, None]),
-    "index_select": lambda x, at: x.index_select(0, at),
     "embedding": lambda x, at: F.embedding(at, x),
-    "embedding_bag": lambda x, at: F.embedding_bag(at[None], x),
     "cross_entropy": lambda x, at: F.cross_entropy(x[:2], at),
     "one_hot": lambda x, at: F.one_hot(at, 4),
-    "take": lambda x, at: x.take(at * 5),
 }
 
 

@@ -31,9 +31,6 @@ KERNELS: dict[str, Any] = {
 
 def built(nodes: list[tuple[str, tuple[int, ...]]], outputs: set[int], size: str) -> Any:
     """The model of nodes that read values by number, of which 0 and 1 are inputs."""
-    needed = set(outputs)
-    for at in reversed(range(len(nodes))):
-        needed |= set(nodes[at][1]) if at + 2 in needed else set()
     made = [
         onnx.helper.make_node(
             op,
@@ -43,7 +40,6 @@ def built(nodes: list[tuple[str, tuple[int, ...]]], outputs: set[int], size: str
             domain="roundoff" if op in KERNELS else "",
         )
         for at, (op, read) in enumerate(nodes)
-        if at + 2 in needed
     ]
     shape = [2, size if size == "n" else int(size)]
     info = [
@@ -55,7 +51,7 @@ def built(nodes: list[tuple[str, tuple[int, ...]]], outputs: set[int], size: str
         "steps",
         info[:2],
         [info[i] for i in sorted(outputs)],
-        value_info=[v for i, v in enumerate(info) if i > 1 and i in needed - outputs],
+        value_info=[v for i, v in enumerate(info) if i > 1 and i not in outputs],
     )
     imports = [onnx.helper.make_opsetid("", 20), onnx.helper.make_opsetid("roundoff", 1)]
     return onnx.helper.make_model(graph, opset_imports=imports, ir_version=10)

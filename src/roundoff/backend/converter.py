@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,10 +23,9 @@ from roundoff.fusion.editor import Dim, fresh_name, reshape_target, static
 
 from .capture import outside
 from .sizes import dim, dims, symbols_of
+from .steps import Kernel
 
 __all__ = ["Converted", "Converter", "LeftToTorchError", "Symbol", "dims_of", "onnx_type"]
-
-Kernel = Callable[[Sequence[Any], dict[str, Any]], Sequence[torch.Tensor]]
 
 
 class LeftToTorchError(Exception):

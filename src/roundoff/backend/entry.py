@@ -74,7 +74,7 @@ def onnx_custom_backend(
         *fallback*, an operator without an ONNX form. Under ``torch.compile`` it is raised by the
         first call.
     DtypeError
-        An input has a type that ONNX Runtime lacks (float8; complex without *fallback*).
+        An input has a type that ONNX Runtime lacks (float8).
     ArgumentError
         An argument has another type or value than those above. ``torch.compile`` hands its own
         ``options={...}`` over as *options*, which is no ``OptimizationOptions``: arguments of
@@ -127,7 +127,7 @@ def onnx_custom_backend(
             )
         if not isinstance(args, (list, tuple)):
             raise ArgumentError("args", got=type(args).__name__, expected="a list of tensors")
-        _refuse(args, fallback)
+        _refuse(args)
         fixed = fixed_numbers(graph_module)
         kept = keep_composites(graph_module, fixed)
         places = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
@@ -187,7 +187,7 @@ def _settings(
     return CompileSettings(options, storage, cuda_graph or copied, copied, fallback)
 
 
-def _refuse(args: Sequence[Any], fallback: bool) -> None:
+def _refuse(args: Sequence[Any]) -> None:
     """Refuse what cannot be compiled, before anything is."""
     tensors = [a for a in args if isinstance(a, torch.Tensor)]
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
@@ -207,8 +207,7 @@ def _refuse(args: Sequence[Any], fallback: bool) -> None:
     if other is not None:
         raise UnsupportedError("device", got=str(other), expected="cpu or cuda")
     for t in tensors:
-        complex_refused = t.dtype.is_complex and not fallback  # what takes them stays with torch
-        if complex_refused or "float8" in str(t.dtype) or t.is_sparse or t.is_quantized:
+        if "float8" in str(t.dtype) or t.is_sparse or t.is_quantized:
             raise DtypeError(
                 "an input that ONNX Runtime does not take",
                 got=f"{str(t.dtype).removeprefix('torch.')}, {t.layout}",

@@ -24,15 +24,13 @@ from roundoff.timing.harness import no_collection
 
 from .lists import SPLITS_SLICES, passes_a_list, sizes_of, without_lists
 from .sizes import known
-from .steps import KernelStep, Partition, Slot, Step, constant, signature, unread_after
+from .steps import Kernel, KernelStep, Partition, Slot, Step, constant, signature, unread_after
 
 __all__ = [
     *("CudaGraphProgram", "Program", "addresses", "partitions", "picked", "split_precomputed"),
     "without_counts",
 ]
 
-#: What runs a node of domain "roundoff": (input tensors, attributes) -> output tensors.
-TorchKernel = Callable[[Sequence[Any], dict[str, Any]], Sequence[torch.Tensor]]
 _NO_SIZES: Mapping[str, int] = {}
 
 
@@ -254,7 +252,7 @@ class Program:
         Nodes of domain "roundoff" run as kernels.
     device : torch.device
     kernels : mapping
-        Operator of domain "roundoff" -> :data:`TorchKernel`.
+        Operator of domain "roundoff" -> :data:`Kernel`.
     tf32 : bool
     providers : sequence, optional
         As :func:`roundoff.ort.session` takes them.
@@ -270,7 +268,7 @@ class Program:
         self,
         model: onnx.ModelProto,
         device: torch.device,
-        kernels: Mapping[str, TorchKernel],
+        kernels: Mapping[str, Kernel],
         tf32: bool = False,
         providers: Sequence[Any] | None = None,
         steady: Iterable[str] = (),
@@ -278,6 +276,9 @@ class Program:
         self.device = device
         self.cuda = device.type == "cuda"
         self.stream = torch.cuda.Stream(device) if self.cuda else None
+        self._on_stream: Callable[[], Any] = contextlib.nullcontext
+        if self.cuda:
+            self._on_stream = functools.partial(torch.cuda.stream, self.stream)
         model = without_lists(model) if self.cuda else model
         graph = model.graph
         self.inputs = [i.name for i in graph.input]
@@ -379,7 +380,7 @@ class Program:
         options: dict[str, Any] = {"enable_mem_pattern": False}
         if self.cuda:
             options["optimization.disable_specified_optimizers"] = SPLITS_SLICES
-        with contextlib.nullcontext() if self.stream is None else torch.cuda.stream(self.stream):
+        with self._on_stream():
             return session(part, providers, tf32=tf32, session_options=options)
 
     def run(
@@ -421,7 +422,7 @@ class Program:
         # On the caller's stream, whose allocator will reuse them when it frees them.
         for index, empty in self._new:
             values[index] = empty(sizes)
-        with contextlib.nullcontext() if self.stream is None else torch.cuda.stream(self.stream):
+        with self._on_stream():
             for step, passed, gone in zip(self.steps, self._passed, self._gone, strict=True):
                 for index, empty in passed:  # on our stream, which alone uses them
                     values[index] = empty(sizes)
@@ -498,10 +499,10 @@ class Program:
         """
         torch.cuda.synchronize(self.device)
         graph = torch.cuda.CUDAGraph(keep_graph=True)
-        on_stream = (
-            contextlib.nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
-        )
-        with no_collection(), on_stream:  # memory that is given back would end the recording
+        with (
+            no_collection(),
+            self._on_stream(),
+        ):  # memory that is given back would end the recording
             graph.capture_begin(capture_error_mode="thread_local")
             try:
                 outputs = self._steps(inputs, sizes, True)

@@ -23,9 +23,12 @@ from roundoff.ort.binding import translated
 from .sizes import evaluate
 
 __all__ = [
-    *("KernelStep", "Partition", "Slot", "Step", "constant", "signature", "unread_after"),
+    *("Kernel", "KernelStep", "Partition", "Slot", "Step", "constant", "signature"),
+    "unread_after",
 ]
 
+#: What runs a node of domain "roundoff": (input tensors, attributes) -> output tensors.
+Kernel = Callable[[Sequence[Any], dict[str, Any]], Sequence[torch.Tensor]]
 #: Symbolic sizes -> a new tensor.
 Maker = Callable[[Mapping[str, int]], torch.Tensor]
 
@@ -61,7 +64,7 @@ def signature(model: onnx.ModelProto) -> tuple[bytes, list[str]]:
     """What decides a model's computation whatever its values are called, and those names.
 
     Two models with the same digest compute the same of values with other names, which correspond in
-    their order. A model whose nodes have graphs of their own is like itself alone.
+    their order. No node has a graph of its own.
     """
     names: dict[str, str] = {}
 
@@ -71,18 +74,14 @@ def signature(model: onnx.ModelProto) -> tuple[bytes, list[str]]:
     plain = onnx.ModelProto()
     plain.CopyFrom(model)
     graph = plain.graph
-    graph.ClearField("name")
     for node in graph.node:
-        if not any(a.HasField("g") or a.graphs for a in node.attribute):
-            node.ClearField("name")
+        node.ClearField("name")
         node.input[:] = [number(n) for n in node.input]
         node.output[:] = [number(n) for n in node.output]
         node.ClearField("metadata_props")
-        node.ClearField("doc_string")
     for values in (graph.input, graph.output, graph.value_info, graph.initializer):
         for value in values:
             value.name = number(value.name)
-            value.ClearField("doc_string")
         values.sort(key=lambda value: int(value.name))
     return hashlib.sha256(plain.SerializeToString(deterministic=True)).digest(), list(names)
 
@@ -191,13 +190,9 @@ class KernelStep:
 
     passed: tuple[Slot, ...] = ()
 
-    def __init__(
-        self,
-        node: onnx.NodeProto,
-        slots: Mapping[str, Slot],
-        kernel: Callable[[Sequence[Any], dict[str, Any]], Sequence[torch.Tensor]],
-    ) -> None:
-        self._kernel, self._attributes = kernel, _attributes(node)
+    def __init__(self, node: onnx.NodeProto, slots: Mapping[str, Slot], kernel: Kernel) -> None:
+        self._kernel = kernel
+        self._attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
         #: The operator that draws random numbers by torch's generator; else empty.
         self.draws: str = getattr(kernel, "draws", "")
         self._inputs = [slots[i].index if i else None for i in node.input]
@@ -221,7 +216,3 @@ def constant(tensor: onnx.TensorProto, device: torch.device) -> torch.Tensor:
     with torch.inference_mode(False):  # else a call outside of it could not use it
         value: torch.Tensor = to_value(onnx.numpy_helper.to_array(tensor))
         return value.to(device)
-
-
-def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
-    return {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}

@@ -12,13 +12,11 @@ import onnx_ir as ir
 from roundoff.fusion.editor import Dim
 
 from ..converter import Converter, dims_of
-from .table import BOOL, FLOAT, constant_of, kind_of, rank_of, shape_of, size_of, writes
+from .table import BOOL, FLOAT, constant_of, kind_of, rank_of, shape_of, writes
 
 
 @writes("roundoff.linear")
 def _linear(c: Converter, node: Any, x: Any, weight: Any, bias: Any = None) -> Any:
-    if rank_of(weight) != 2:
-        return NotImplemented
     if rank_of(x) == 2 and bias is not None:
         return c.op("Gemm", c.tensor(x), c.tensor(weight), c.tensor(bias), transB=1)
     w = c.tensor(weight)
@@ -29,8 +27,6 @@ def _linear(c: Converter, node: Any, x: Any, weight: Any, bias: Any = None) -> A
 
 @writes("roundoff.matmul", "mm", "bmm")
 def _matmul(c: Converter, node: Any, a: Any, b: Any) -> Any:
-    if node.meta["val"].dtype != a.meta["val"].dtype or not shape_of(node):
-        return NotImplemented
     return c.op("MatMul", c.tensor(a), c.tensor(b))
 
 
@@ -63,11 +59,9 @@ def _convolution(
 ) -> Any:
     axes = rank_of(x) - 2
     strides, pads, dilations, more = (
-        [size_of(n) for n in numbers] * (axes // len(numbers))
+        list(numbers) * (axes // len(numbers))
         for numbers in (stride, padding, dilation, output_padding)
     )
-    if any(not isinstance(n, int) for n in (*strides, *pads, *dilations, *more)):
-        return NotImplemented
     inputs = [c.tensor(t) if t is not None else None for t in (x, weight, bias)]
     return c.op(
         "ConvTranspose" if transposed else "Conv",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -140,17 +139,11 @@ TABLE[operator.getitem] = _getitem
 
 @writes("full", "full_like", "fill.Scalar", "fill.Tensor", "scalar_tensor")
 def _full(c: Converter, node: Any, *given: Any, **_: Any) -> Any:
-    number, shape, kind = given[-1], shape_of(node), kind_of(node)
+    number, shape = given[-1], shape_of(node)
     if not fits(number, node.meta["val"].dtype):
         return NotImplemented
-    value = c.tensor(number, kind)
-    if not shape:
-        return value
-    array = c.array(value)
-    sizes = [d for d in shape if isinstance(d, int)]
-    if sizes == shape and math.prod(sizes) <= 64 and array is not None:
-        return c.constant(np.full(sizes, array))
-    return c.op("Expand", value, c.shape(shape))
+    value = c.tensor(number, kind_of(node))
+    return c.op("Expand", value, c.shape(shape)) if shape else value
 
 
 @writes("empty.memory_format", "empty_like")

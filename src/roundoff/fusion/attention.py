@@ -287,20 +287,17 @@ def classify(
 
 def _is_lower(g: Editor, mask: ir.Value, length: Dim) -> bool:
     """Whether *mask* is ``Where(Trilu(ones), 0, -inf)``, of any length: causal."""
-    chosen = g.node(mask, "Where")
-    lower = g.node(chosen.inputs[0], "Trilu") if chosen is not None else None
-    if chosen is None or lower is None or (g.shape(mask) or ())[-2:] != (length, length):
+    nodes = g.path(mask, "Where", "Trilu", "Expand")
+    if not nodes or mask.dtype is None or (g.shape(mask) or ())[-2:] != (length, length):
+        return False
+    chosen, lower, spread = nodes
+    ones, outside = g.constant(spread.inputs[0]), g.scalar(chosen.inputs[2])
+    if ones is None or outside is None or g.scalar(chosen.inputs[1]) != 0:
         return False
     if g.attribute(lower, "upper", 1) or (len(lower.inputs) > 1 and g.scalar(lower.inputs[1]) != 0):
         return False
-    spread = g.node(lower.inputs[0], "Expand")
-    ones = spread.inputs[0] if spread is not None else lower.inputs[0]
-    array = g.constant(ones)
-    outside = g.scalar(chosen.inputs[2])
-    if array is None or not array.all() or outside is None or mask.dtype is None:
-        return False
     lowest = float(dtype_info(mask.dtype.numpy()).max) * -0.5
-    return g.scalar(chosen.inputs[1]) == 0 and outside <= lowest
+    return bool(ones.all()) and outside <= lowest
 
 
 def is_causal(mask: np.ndarray, length: int) -> bool:

@@ -190,10 +190,10 @@ class ReshapedTranspose(Rule):
     ops = ("Reshape",)
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
-        middle = g.node(node.inputs[0], "Transpose")
-        first = g.node(middle.inputs[0], "Reshape") if middle is not None else None
-        if middle is None or first is None or first.inputs[0] is None:
+        nodes = g.path(node.inputs[0], "Transpose", "Reshape")
+        if not nodes:
             return False
+        middle, first = nodes
         perm = g.attribute(middle, "perm")
         x, merged, out = (g.shape(v) for v in (first.inputs[0], *first.outputs, *node.outputs))
         if perm is None or x is None or merged is None or out is None or perm[0] != 0:
@@ -202,12 +202,11 @@ class ReshapedTranspose(Rule):
         lead = len(x) - rest
         if lead < 1 or not static(*x) or math.prod(x[:lead]) != merged[0] or x[lead:] != merged[1:]:
             return False
-        if out[:lead] != x[:lead] or len(out) != len(x):
-            return False
         moved = [*range(lead), *(lead + p - 1 for p in perm[1:])]
-        if out != tuple(x[p] for p in moved):
+        source = first.inputs[0]
+        if source is None or out != tuple(x[p] for p in moved):
             return False
-        g.replace(node.outputs[0], g.transpose(first.inputs[0], moved, node))
+        g.replace(node.outputs[0], g.transpose(source, moved, node))
         return True
 
 

@@ -42,7 +42,7 @@ def uncast(g: Editor, value: ir.Value | None, to: ir.DataType | None = None) -> 
 
 
 class RmsNorm(Rule):
-    """Pattern: ``x / sqrt(mean(x^2) + eps) * w`` over the last axis, computed in float32.
+    """Pattern: ``x * (1 / sqrt(mean(x^2) + eps)) * w`` over the last axis, computed in float32.
 
     Becomes SimplifiedLayerNormalization. A cast of a 16-bit x up to float32 and back before the
     product with w goes with it: the operator computes in float32 inside.
@@ -81,32 +81,22 @@ class RmsNorm(Rule):
 
     @staticmethod
     def _normed(g: Editor, value: ir.Value | None) -> tuple[ir.Value, float] | None:
-        """(x, eps) where *value* is x / sqrt(mean(x^2) + eps), in either of two spellings."""
-        node = g.node(value, "Div", "Mul")
-        if node is None or value is None or value.dtype != ir.DataType.FLOAT:
+        """(x, eps) where *value* is ``x * (1 / sqrt(mean(x^2) + eps))``, in float32."""
+        node = g.node(value, "Mul")
+        if node is None or node.outputs[0].dtype != ir.DataType.FLOAT:
             return None
-        x, below = node.inputs
-        if node.op_type == "Mul":
-            inverse = g.node(below, "Reciprocal") or g.node(x, "Reciprocal")
-            if inverse is None:
-                return None
-            x, below = (x if inverse.outputs[0] is below else below), inverse.inputs[0]
-        root = g.node(below, "Sqrt")
-        shifted = g.node(root.inputs[0], "Add") if root is not None else None
-        if shifted is None or x is None:
+        x, inverse = node.inputs
+        nodes = g.path(inverse, "Reciprocal", "Sqrt", "Add", "ReduceMean", "Pow")
+        if not nodes or x is None:
             return None
-        mean, epsilon = g.node(shifted.inputs[0], "ReduceMean"), g.scalar(shifted.inputs[1])
-        if mean is None or epsilon is None or mean.inputs[0] is None:
+        *_, shifted, mean, square = nodes
+        if square.inputs[0] is not x or g.scalar(square.inputs[1]) != 2:
             return None
-        square = g.node(mean.inputs[0], "Pow", "Mul")
-        axes = g.ints(mean.inputs[1]) if len(mean.inputs) > 1 else g.attribute(mean, "axes")
+        epsilon, axes = g.scalar(shifted.inputs[1]), mean.inputs[1:]
         last = len(x.shape) - 1 if x.shape is not None else -1
-        if square is None or axes is None or list(axes) not in ([-1], [last]):
+        if epsilon is None or not axes or g.ints(axes[0]) not in ([-1], [last]):
             return None
-        squared = (
-            g.scalar(square.inputs[1]) == 2 if square.op_type == "Pow" else (square.inputs[1] is x)
-        )
-        return (x, epsilon) if squared and square.inputs[0] is x else None
+        return (x, epsilon) if g.attribute(mean, "keepdims", 1) else None
 
 
 class SkipRmsNorm(Rule):
@@ -505,16 +495,15 @@ class PackedProducts(Rule):
     def _widest(self, g: Editor) -> int:
         """The widest group for which there is room, where narrower ones are packed first."""
         if g.widest is None:
-            groups: dict[tuple[ir.Node, ...], int] = {}
-            for node in g.graph:
-                if self._fits(g, node):
-                    nodes = self._beside(g, node)
-                    if len(nodes) > 1 and all(g.is_static(n.inputs[1]) for n in nodes):
-                        groups[tuple(nodes)] = sum(g.size(n.inputs[1]) or 0 for n in nodes)
+            sizes: dict[int, int] = {}
+            for nodes in {tuple(self._beside(g, node)) for node in g.graph if self._fits(g, node)}:
+                if len(nodes) > 1 and all(g.is_static(n.inputs[1]) for n in nodes):
+                    size = sum(g.size(n.inputs[1]) or 0 for n in nodes)
+                    sizes[size] = sizes.get(size, 0) + size
             weights = [g.size(v) or 0 for v in g.graph.inputs if v.name in g.static]
             left, g.widest = g.packed * sum(weights), 0
-            for size in sorted(set(groups.values())):
-                left -= size * list(groups.values()).count(size)
+            for size, all_of_them in sorted(sizes.items()):
+                left -= all_of_them
                 if left < 0:
                     break
                 g.widest = size

@@ -81,8 +81,8 @@ class Attention(Rule):
         dtype = parts.q.dtype
         floats = {ir.DataType.FLOAT, ir.DataType.FLOAT16}
         floats |= {ir.DataType.BFLOAT16} if g.processor == "CUDA" else set()
-        if dtype not in floats:
-            raise Refusal(f"no kernel for {dtype} on the {g.processor}")
+        if dtype not in floats or parts.v.dtype != dtype:
+            raise Refusal(f"no kernel for {dtype} and {parts.v.dtype} on the {g.processor}")
         causal, mask = classify(g, parts.mask, shape, keys[2], node)
         dead = _dead_rows(g, parts, shape, node)
         # GroupQueryAttention needs whole 16-byte rows, and has no float32 kernel on CUDA: one of
@@ -216,11 +216,14 @@ def find(g: Editor, node: ir.Node) -> Parts | None:
     source = softmax.inputs[0]
     wide = g.node(source, "Cast")
     source = wide.inputs[0] if wide is not None else source
-    scores, mask = _masked(g, source)
-    operands = _scores(g, scores)
-    if operands is None:
+    total = g.node(source, "Add")
+    for scores, other in both_orders(total) if total is not None else [(source, None)]:
+        operands = _scores(g, scores)
+        if operands is not None:
+            (q, turned, scale), mask = operands, other
+            break
+    else:
         return None
-    q, turned, scale = operands
     if rank != 4:
         raise Refusal(f"scores of {rank} axes")
     back = g.node(turned, "Transpose")
@@ -231,22 +234,11 @@ def find(g: Editor, node: ir.Node) -> Parts | None:
     return Parts(q, k, v, scale, mask, dead)
 
 
-def _masked(g: Editor, value: ir.Value | None) -> tuple[ir.Value | None, ir.Value | None]:
-    """(scores, mask): the operand that leads to a product is the scores."""
-    total = g.node(value, "Add")
-    if total is None:
-        return value, None
-    for scores, mask in both_orders(total):
-        if _scores(g, scores) is not None:
-            return scores, mask
-    return value, None
-
-
 def _scores(g: Editor, value: ir.Value | None) -> tuple[ir.Value, ir.Value, float] | None:
     """(q, k transposed, scale) of ``q @ k * scale``, scaled before or after the product."""
     value, scale = _unscaled(g, value)
-    product = g.node(value, "MatMul", "FusedMatMul")
-    if product is None or product.op_type == "FusedMatMul":
+    product = g.node(value, "MatMul")
+    if product is None:
         return None
     q, first = _unscaled(g, product.inputs[0])
     k, second = _unscaled(g, product.inputs[1])

@@ -79,10 +79,9 @@ class Attention(Rule):
         if (*shape[:2], shape[3]) != (*keys[:2], keys[3]) or not static(shape[1], shape[3]):
             raise Refusal(f"queries {shape}, keys {keys}")
         dtype = parts.q.dtype
-        floats = {ir.DataType.FLOAT, ir.DataType.FLOAT16}
-        floats |= {ir.DataType.BFLOAT16} if g.processor == "CUDA" else set()
-        if dtype not in floats or parts.v.dtype != dtype:
-            raise Refusal(f"no kernel for {dtype} and {parts.v.dtype} on the {g.processor}")
+        check_type(g, dtype)
+        if parts.v.dtype != dtype:
+            raise Refusal(f"queries of {dtype}, values of {parts.v.dtype}")
         causal, mask = classify(g, parts.mask, shape, keys[2], node)
         dead = _dead_rows(g, parts, shape, node)
         # GroupQueryAttention needs whole 16-byte rows, and has no float32 kernel on CUDA: one of
@@ -185,6 +184,13 @@ class Attention(Rule):
             if source.is_graph_output():
                 g.replace(source, copy, returned_only=True)
         return outputs[0]
+
+
+def check_type(g: Editor, dtype: ir.DataType | None) -> None:
+    """Refuse an element type that ONNX Runtime's own operators have no kernel for."""
+    floats = {ir.DataType.FLOAT, ir.DataType.FLOAT16}
+    if dtype not in floats and not (dtype == ir.DataType.BFLOAT16 and g.processor == "CUDA"):
+        raise Refusal(f"no kernel for {dtype} on the {g.processor}")
 
 
 def same_shape(

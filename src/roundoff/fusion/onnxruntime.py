@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from .attention import Attention, PackedAttention, RotaryAttention, same_shape
+from .attention import Attention, PackedAttention, RotaryAttention, check_type, same_shape
 from .editor import MICROSOFT, Editor, both_orders, size_product, static
 from .rule import Refusal, Rule
 
@@ -30,7 +30,6 @@ __all__ = [
 
 #: Attributes of FusedMatMul of a transposed second operand.
 TRANSPOSED: dict[str, Any] = {"transA": 0, "transB": 1, "alpha": 1.0}
-FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 def uncast(g: Editor, value: ir.Value | None, to: ir.DataType | None = None) -> ir.Value | None:
@@ -117,8 +116,7 @@ class SkipRmsNorm(Rule):
         shape = g.shape(total.outputs[0])
         if shape is None or not g.shape(a) == g.shape(b) == shape or len(shape) not in (2, 3):
             raise Refusal(f"the sum broadcasts: {g.shape(a)} + {g.shape(b)}")
-        if g.processor == "CPU" and total.outputs[0].dtype == ir.DataType.BFLOAT16:
-            raise Refusal("no bfloat16 kernel on the CPU")
+        check_type(g, total.outputs[0].dtype)
         g.replace_by(
             [node.outputs[0], None, None, total.outputs[0]],
             "SkipSimplifiedLayerNormalization",
@@ -148,20 +146,19 @@ class Rotary(Rule):
             return False
         x, cos, sin = parts
         shape = g.shape(x)
-        if shape is None or len(shape) != 4 or shape[-1] % 2:
+        if shape is None or len(shape) != 4 or not static(shape[1], shape[3]) or shape[3] % 2:
             raise Refusal(f"x is {shape}, not (batch, heads, sequence, an even head size)")
-        if x.dtype not in FLOATS or (g.processor == "CPU" and x.dtype == ir.DataType.BFLOAT16):
-            raise Refusal(f"no kernel for {x.dtype} on the {g.processor}")
+        check_type(g, x.dtype)
         batch, heads, length, head = shape
         tables = [self._table(g, t, op, node) for t, op in ((cos, "Cos"), (sin, "Sin"))]
         if any(t is None or t.dtype != x.dtype for t in tables):
             raise Refusal("cos and sin are not of two equal halves, in the type of x")
-        if not static(heads, head):
-            raise Refusal(f"x is {shape}: heads are not known")
-        leading = [[d for d in (g.shape(t) or ())[:-1] if d != 1] for t in tables]
-        each = leading[0] == [d for d in (batch, length) if d != 1] and batch != 1
-        if leading[0] != leading[1] or not (each or leading[0] == [d for d in (length,) if d != 1]):
-            raise Refusal(f"cos has {leading[0]} rows for {batch} x {length} tokens")
+        dims = g.shape(tables[0]) or ()
+        dims = (1,) * (4 - len(dims)) + dims
+        same = g.shape(tables[0]) == g.shape(tables[1])
+        if not same or dims[0] not in (1, batch) or dims[1:3] != (1, length):
+            raise Refusal(f"cos is {dims}, for {batch} x {length} tokens")
+        each = dims[0] != 1
         flat_x = g.reshape(g.transpose(x, [0, 2, 1, 3], node), [batch, length, heads * head], node)
         rows = size_product(batch, length) if each else length
         flat = [g.reshape(t, [rows, head // 2], node) for t in tables if t is not None]
@@ -396,8 +393,7 @@ class Silu(Rule):
                 continue
             if sigmoid.inputs[0] is not x:
                 raise Refusal("a sigmoid gate, but of another value")
-            if g.processor == "CPU" and x.dtype == ir.DataType.BFLOAT16:
-                raise Refusal("no bfloat16 kernel on the CPU")
+            check_type(g, x.dtype)
             g.replace_by(node.outputs, "QuickGelu", [x], node, MICROSOFT, alpha=1.0)
             return True
         return False
@@ -420,8 +416,7 @@ class TransposedProduct(Rule):
         rank = len(perm)
         if perm != [*range(rank - 2), rank - 1, rank - 2]:
             raise Refusal(f"the transpose is {perm}, not of the last two axes")
-        if a.dtype not in FLOATS or (g.processor == "CPU" and a.dtype == ir.DataType.BFLOAT16):
-            raise Refusal(f"no kernel for {a.dtype} on the {g.processor}")
+        check_type(g, a.dtype)
         if len(g.shape(a) or ()) < 2:
             raise Refusal("the left operand is a vector, or of unknown shape")
         g.replace_by(

@@ -9,7 +9,6 @@ import pytest
 from fusion_models import feeds, model, rewritten, run
 
 from roundoff.fusion import OptimizationOptions, fuse
-from roundoff.fusion.attention import is_causal
 
 RMS = """g ({t}[2, 3, 8] x, {t}[{w}] w) => ({t}[2, 3, 8] y) {{
   {up} s = Pow(h, two) m = ReduceMean<keepdims = 1>(s, axes) a = Add(m, eps) r = Sqrt(a)
@@ -353,17 +352,3 @@ def test_rows_are_zeroed_for_any_reason() -> None:
     left, refused = dead_rows("seen = Identity(keep)", "Greater(keys, two)")
     assert "MultiHeadAttention" in left, refused
     assert left.count("Where") == 2
-
-
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-def test_is_causal(dtype: type) -> None:
-    for low in (-np.inf, np.finfo(dtype).min):
-        mask = np.triu(np.full((4, 4), low, dtype), 1)
-        assert is_causal(mask, 4)
-        assert not is_causal(mask.T.copy(), 4)
-        assert not is_causal(mask, 5)
-        for i, j in ((2, 1), (3, 3), (1, 3)):
-            broken = mask.copy()
-            broken[i, j] = -1
-            assert not is_causal(broken, 4)
-    assert not is_causal(np.triu(np.full((4, 4), -1e4 / 7, dtype), 1), 4)

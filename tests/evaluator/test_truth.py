@@ -11,8 +11,6 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from roundoff.errors import UnsupportedError
 from roundoff.evaluator import TorchOnnxEvaluator
@@ -25,14 +23,13 @@ def truth(model: onnx.ModelProto, feeds: dict[str, Any]) -> list[Any]:
     return TorchOnnxEvaluator(model, truth=True).run(None, feeds)
 
 
-@settings(max_examples=25, deadline=None)
-@given(seed=st.integers(0, 1000), kind=st.sampled_from(["float", "float16", "bfloat16"]))
-def test_a_narrow_model_is_computed_in_float64(seed: int, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["float", "float16", "bfloat16"])
+def test_a_narrow_model_is_computed_in_float64(kind: str) -> None:
     model = text(LAYER_NORM_MATMUL.replace("float", kind))
     dtype = {"float": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}[kind]
     feeds = {
         n: x.astype(dtype)
-        for n, x in arrays(seed, X=(4, 16), scale=(16,), bias=(16,), W=(16, 3), B=(3,)).items()
+        for n, x in arrays(X=(4, 16), scale=(16,), bias=(16,), W=(16, 3), B=(3,)).items()
     }
     (got,) = truth(model, feeds)
     assert got.dtype == torch.float64

@@ -37,7 +37,7 @@ def test_add_rms_norm() -> None:
 EMBED = """g (int64[2, 3] ids, float[5, 8] table, float[8] w)
   => (float[2, 3, 8] y, float[2, 3, 8] x) {{
   x = Gather<axis = {axis}>(table, ids) s = Pow(x, two) m = ReduceMean<keepdims = 1>(s, axes)
-  a = Add(m, eps) r = Sqrt(a) n = Div(x, r) y = Mul(n, w) }}"""
+  a = Add(m, eps) r = Sqrt(a) i = Reciprocal(r) n = Mul(x, i) y = Mul(n, w) }}"""
 
 
 def test_embed_rms_norm() -> None:

@@ -121,19 +121,16 @@ def check_feed(name: str, value: Any, declared: TypeProto, truth: bool) -> None:
     """
     if not declared.HasField("tensor_type"):
         return
-    if not elem_type(value):
-        raise DtypeError(f"input {name!r}", got=type_name(value), expected="a tensor")
-    wanted = declared.tensor_type
-    got, expected = elem_type(value), wanted.elem_type
-    if expected and got != expected:
-        info = DTYPES.get(expected)
-        if not (truth and info is not None and info.is_float and DTYPES[got].is_float):
-            raise DtypeError(
-                f"input {name!r}",
-                got=type_name(value),
-                expected=info.name if info else f"unknown type {expected}",
-                hint="cast the feed",
-            )
+    wanted, got = declared.tensor_type, elem_type(value)
+    expected = DTYPES.get(wanted.elem_type)
+    floats = truth and got and expected is not None and expected.is_float and DTYPES[got].is_float
+    if not got or (expected is not None and got != expected.onnx and not floats):
+        raise DtypeError(
+            f"input {name!r}",
+            got=type_name(value),
+            expected=expected.name if expected else "a tensor",
+            hint="cast the feed",
+        )
     if not wanted.HasField("shape"):
         return
     dims = wanted.shape.dim

@@ -79,10 +79,9 @@ class Attention(Rule):
         if (*shape[:2], shape[3]) != (*keys[:2], keys[3]) or not static(shape[1], shape[3]):
             raise Refusal(f"queries {shape}, keys {keys}")
         dtype = parts.q.dtype
-        floats = {ir.DataType.FLOAT, ir.DataType.FLOAT16}
-        floats |= {ir.DataType.BFLOAT16} if g.processor == "CUDA" else set()
-        if dtype not in floats:
-            raise Refusal(f"no kernel for {dtype} on the {g.processor}")
+        check_type(g, dtype)
+        if parts.v.dtype != dtype:
+            raise Refusal(f"queries of {dtype}, values of {parts.v.dtype}")
         causal, mask = classify(g, parts.mask, shape, keys[2], node)
         dead = _dead_rows(g, parts, shape, node)
         # GroupQueryAttention needs whole 16-byte rows, and has no float32 kernel on CUDA: one of
@@ -187,6 +186,13 @@ class Attention(Rule):
         return outputs[0]
 
 
+def check_type(g: Editor, dtype: ir.DataType | None) -> None:
+    """Refuse an element type that ONNX Runtime's own operators have no kernel for."""
+    floats = {ir.DataType.FLOAT, ir.DataType.FLOAT16}
+    if dtype not in floats and not (dtype == ir.DataType.BFLOAT16 and g.processor == "CUDA"):
+        raise Refusal(f"no kernel for {dtype} on the {g.processor}")
+
+
 def same_shape(
     g: Editor, op: str, inputs: Sequence[ir.Value | None], at: ir.Node, **attributes: Any
 ) -> ir.Value:
@@ -216,11 +222,14 @@ def find(g: Editor, node: ir.Node) -> Parts | None:
     source = softmax.inputs[0]
     wide = g.node(source, "Cast")
     source = wide.inputs[0] if wide is not None else source
-    scores, mask = _masked(g, source)
-    operands = _scores(g, scores)
-    if operands is None:
+    total = g.node(source, "Add")
+    for scores, other in both_orders(total) if total is not None else [(source, None)]:
+        operands = _scores(g, scores)
+        if operands is not None:
+            (q, turned, scale), mask = operands, other
+            break
+    else:
         return None
-    q, turned, scale = operands
     if rank != 4:
         raise Refusal(f"scores of {rank} axes")
     back = g.node(turned, "Transpose")
@@ -231,22 +240,11 @@ def find(g: Editor, node: ir.Node) -> Parts | None:
     return Parts(q, k, v, scale, mask, dead)
 
 
-def _masked(g: Editor, value: ir.Value | None) -> tuple[ir.Value | None, ir.Value | None]:
-    """(scores, mask): the operand that leads to a product is the scores."""
-    total = g.node(value, "Add")
-    if total is None:
-        return value, None
-    for scores, mask in both_orders(total):
-        if _scores(g, scores) is not None:
-            return scores, mask
-    return value, None
-
-
 def _scores(g: Editor, value: ir.Value | None) -> tuple[ir.Value, ir.Value, float] | None:
     """(q, k transposed, scale) of ``q @ k * scale``, scaled before or after the product."""
     value, scale = _unscaled(g, value)
-    product = g.node(value, "MatMul", "FusedMatMul")
-    if product is None or product.op_type == "FusedMatMul":
+    product = g.node(value, "MatMul")
+    if product is None:
         return None
     q, first = _unscaled(g, product.inputs[0])
     k, second = _unscaled(g, product.inputs[1])
@@ -287,20 +285,17 @@ def classify(
 
 def _is_lower(g: Editor, mask: ir.Value, length: Dim) -> bool:
     """Whether *mask* is ``Where(Trilu(ones), 0, -inf)``, of any length: causal."""
-    chosen = g.node(mask, "Where")
-    lower = g.node(chosen.inputs[0], "Trilu") if chosen is not None else None
-    if chosen is None or lower is None or (g.shape(mask) or ())[-2:] != (length, length):
+    nodes = g.path(mask, "Where", "Trilu", "Expand")
+    if not nodes or mask.dtype is None or (g.shape(mask) or ())[-2:] != (length, length):
+        return False
+    chosen, lower, spread = nodes
+    ones, outside = g.constant(spread.inputs[0]), g.scalar(chosen.inputs[2])
+    if ones is None or outside is None or g.scalar(chosen.inputs[1]) != 0:
         return False
     if g.attribute(lower, "upper", 1) or (len(lower.inputs) > 1 and g.scalar(lower.inputs[1]) != 0):
         return False
-    spread = g.node(lower.inputs[0], "Expand")
-    ones = spread.inputs[0] if spread is not None else lower.inputs[0]
-    array = g.constant(ones)
-    outside = g.scalar(chosen.inputs[2])
-    if array is None or not array.all() or outside is None or mask.dtype is None:
-        return False
     lowest = float(dtype_info(mask.dtype.numpy()).max) * -0.5
-    return g.scalar(chosen.inputs[1]) == 0 and outside <= lowest
+    return bool(ones.all()) and outside <= lowest
 
 
 def is_causal(mask: np.ndarray, length: int) -> bool:

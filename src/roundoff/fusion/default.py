@@ -113,19 +113,16 @@ class DropNoOps(Rule):
         if node.op_type == "Concat":
             full = [i for i in node.inputs if i is None or g.size(i) != 0]
             return full[0] if len(full) == 1 else None
-        if node.op_type in ("Mul", "Div"):
-            second = node.inputs[1]
-            if g.scalar(second) == 1.0:
-                return first
-            return second if node.op_type == "Mul" and g.scalar(first) == 1.0 else None
-        if node.op_type in ("Add", "Sub"):
-            # -0 + 0 is another number than -0: of integers alone.
-            if node.outputs[0].dtype not in INTEGERS:
-                return None
-            if g.scalar(second := node.inputs[1]) == 0:
-                return first
-            return second if node.op_type == "Add" and g.scalar(first) == 0 else None
-        return first
+        neutral = {"Mul": 1, "Div": 1, "Add": 0, "Sub": 0}.get(node.op_type)
+        if neutral is None:
+            return first
+        if neutral == 0 and node.outputs[0].dtype not in INTEGERS:
+            return None  # -0 + 0 is another number than -0
+        second = node.inputs[1]
+        if g.scalar(second) == neutral:
+            return first
+        commutes = node.op_type in ("Mul", "Add")
+        return second if commutes and g.scalar(first) == neutral else None
 
 
 def _long(shape: tuple[Dim, ...] | None) -> list[Dim] | None:
@@ -190,10 +187,10 @@ class ReshapedTranspose(Rule):
     ops = ("Reshape",)
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
-        middle = g.node(node.inputs[0], "Transpose")
-        first = g.node(middle.inputs[0], "Reshape") if middle is not None else None
-        if middle is None or first is None or first.inputs[0] is None:
+        nodes = g.path(node.inputs[0], "Transpose", "Reshape")
+        if not nodes:
             return False
+        middle, first = nodes
         perm = g.attribute(middle, "perm")
         x, merged, out = (g.shape(v) for v in (first.inputs[0], *first.outputs, *node.outputs))
         if perm is None or x is None or merged is None or out is None or perm[0] != 0:
@@ -202,12 +199,11 @@ class ReshapedTranspose(Rule):
         lead = len(x) - rest
         if lead < 1 or not static(*x) or math.prod(x[:lead]) != merged[0] or x[lead:] != merged[1:]:
             return False
-        if out[:lead] != x[:lead] or len(out) != len(x):
-            return False
         moved = [*range(lead), *(lead + p - 1 for p in perm[1:])]
-        if out != tuple(x[p] for p in moved):
+        source = first.inputs[0]
+        if source is None or out != tuple(x[p] for p in moved):
             return False
-        g.replace(node.outputs[0], g.transpose(first.inputs[0], moved, node))
+        g.replace(node.outputs[0], g.transpose(source, moved, node))
         return True
 
 
@@ -220,26 +216,21 @@ class SlicesToSplit(Rule):
     ops = ("Slice",)
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
-        first = self._bounds(g, node)
-        x = node.inputs[0]
-        if first is None or first[1] != 0 or x is None:
+        x, first = node.inputs[0], self._bounds(g, node)
+        if x is None or first is None:
             return False
-        axis, _, _ = first
-        shape = g.shape(x)
-        parts: dict[int, tuple[int, ir.Node]] = {}
+        axis, parts = first[0], {}
         for use in x.uses():
-            bounds = self._bounds(g, use.node) if use.node.op_type == "Slice" else None
-            if bounds is not None and bounds[0] == axis and bounds[1] not in parts:
+            bounds = self._bounds(g, use.node) if use.idx == 0 else None
+            if bounds is not None and bounds[0] == axis:
                 parts[bounds[1]] = (bounds[2], use.node)
         sizes, nodes, at = [], [], 0
-        if shape is None or not static(shape[axis]):
-            return False
-        while at < shape[axis] and at in parts:
+        while at in parts:
             end, piece = parts[at]
             sizes.append(end - at)
             nodes.append(piece)
             at = end
-        if at != shape[axis] or len(nodes) < 2:
+        if at != (g.shape(x) or ())[axis] or len(nodes) < 2:
             return False
         earliest = next(n for n in g.graph if n in nodes)
         lengths = g.initializer(np.array(sizes, dtype=np.int64), "lengths")
@@ -251,18 +242,17 @@ class SlicesToSplit(Rule):
     def _bounds(g: Editor, node: ir.Node) -> tuple[int, int, int] | None:
         """(axis, start, end) of a Slice along one axis with step one."""
         shape = g.shape(node.inputs[0])
-        rest = [g.ints(i) for i in node.inputs[1:]]
-        if shape is None or len(rest) < 3 or any(r is None or len(r) != 1 for r in rest):
+        numbers = [g.ints(i) for i in node.inputs[1:]]
+        if node.op_type != "Slice" or shape is None or numbers[3:] not in ([], [[1]]):
             return None
-        (start,), (end,), (axis,) = rest[:3]  # type: ignore[misc]
-        if len(rest) > 3 and rest[3] != [1]:
+        if len(numbers) < 3 or any(n is None or len(n) != 1 for n in numbers):
             return None
-        axis = axis + len(shape) if axis < 0 else axis
+        (start,), (end,), (axis,) = numbers[:3]  # type: ignore[misc]
         size = shape[axis]
         if not static(size):
             return None
-        start, end = (min(max(b + size if b < 0 else b, 0), size) for b in (start, end))
-        return (axis, start, end) if end > start else None
+        start, end, _ = slice(start, end).indices(size)
+        return (axis % len(shape), start, end) if end > start else None
 
 
 #: The rules of the tier, in the order in which they are tried.

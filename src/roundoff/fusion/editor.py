@@ -151,6 +151,20 @@ class Editor:
         producer = value.producer() if value is not None else None
         return producer if producer is not None and producer.op_type in ops else None
 
+    def path(self, value: ir.Value | None, *ops: str) -> list[ir.Node]:
+        """The nodes before *value*, each by the first input of the one after it, if they are *ops*.
+
+        An empty list where one of them is not.
+        """
+        nodes: list[ir.Node] = []
+        for op in ops:
+            node = self.node(value, op)
+            if node is None:
+                return []
+            nodes.append(node)
+            value = node.inputs[0]
+        return nodes
+
     def constant(self, value: ir.Value | None) -> np.ndarray | None:
         """The value, where it depends on nothing but initialisers and constants; else None."""
         if value is None:

@@ -52,9 +52,11 @@ class SiluTimesUp(Rule):
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
         for gated, up in both_orders(node):
-            gelu = g.node(gated, "QuickGelu")
-            halves = g.node(gelu.inputs[0], "Split") if gelu is not None else None
-            if gelu is None or halves is None or list(halves.outputs) != [gelu.inputs[0], up]:
+            nodes = g.path(gated, "QuickGelu", "Split")
+            if not nodes:
+                continue
+            gelu, halves = nodes
+            if list(halves.outputs) != [gelu.inputs[0], up]:
                 continue
             shape = g.shape(up)
             if shape is None or g.shape(gelu.inputs[0]) != shape:

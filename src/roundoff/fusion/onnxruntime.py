@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from .attention import Attention, PackedAttention, RotaryAttention, same_shape
+from .attention import Attention, PackedAttention, RotaryAttention, check_type, same_shape
 from .editor import MICROSOFT, Editor, both_orders, size_product, static
 from .rule import Refusal, Rule
 
@@ -30,7 +30,6 @@ __all__ = [
 
 #: Attributes of FusedMatMul of a transposed second operand.
 TRANSPOSED: dict[str, Any] = {"transA": 0, "transB": 1, "alpha": 1.0}
-FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 def uncast(g: Editor, value: ir.Value | None, to: ir.DataType | None = None) -> ir.Value | None:
@@ -42,7 +41,7 @@ def uncast(g: Editor, value: ir.Value | None, to: ir.DataType | None = None) -> 
 
 
 class RmsNorm(Rule):
-    """Pattern: ``x / sqrt(mean(x^2) + eps) * w`` over the last axis, computed in float32.
+    """Pattern: ``x * (1 / sqrt(mean(x^2) + eps)) * w`` over the last axis, computed in float32.
 
     Becomes SimplifiedLayerNormalization. A cast of a 16-bit x up to float32 and back before the
     product with w goes with it: the operator computes in float32 inside.
@@ -81,32 +80,22 @@ class RmsNorm(Rule):
 
     @staticmethod
     def _normed(g: Editor, value: ir.Value | None) -> tuple[ir.Value, float] | None:
-        """(x, eps) where *value* is x / sqrt(mean(x^2) + eps), in either of two spellings."""
-        node = g.node(value, "Div", "Mul")
-        if node is None or value is None or value.dtype != ir.DataType.FLOAT:
+        """(x, eps) where *value* is ``x * (1 / sqrt(mean(x^2) + eps))``, in float32."""
+        node = g.node(value, "Mul")
+        if node is None or node.outputs[0].dtype != ir.DataType.FLOAT:
             return None
-        x, below = node.inputs
-        if node.op_type == "Mul":
-            inverse = g.node(below, "Reciprocal") or g.node(x, "Reciprocal")
-            if inverse is None:
-                return None
-            x, below = (x if inverse.outputs[0] is below else below), inverse.inputs[0]
-        root = g.node(below, "Sqrt")
-        shifted = g.node(root.inputs[0], "Add") if root is not None else None
-        if shifted is None or x is None:
+        x, inverse = node.inputs
+        nodes = g.path(inverse, "Reciprocal", "Sqrt", "Add", "ReduceMean", "Pow")
+        if not nodes or x is None:
             return None
-        mean, epsilon = g.node(shifted.inputs[0], "ReduceMean"), g.scalar(shifted.inputs[1])
-        if mean is None or epsilon is None or mean.inputs[0] is None:
+        *_, shifted, mean, square = nodes
+        if square.inputs[0] is not x or g.scalar(square.inputs[1]) != 2:
             return None
-        square = g.node(mean.inputs[0], "Pow", "Mul")
-        axes = g.ints(mean.inputs[1]) if len(mean.inputs) > 1 else g.attribute(mean, "axes")
+        epsilon, axes = g.scalar(shifted.inputs[1]), mean.inputs[1:]
         last = len(x.shape) - 1 if x.shape is not None else -1
-        if square is None or axes is None or list(axes) not in ([-1], [last]):
+        if epsilon is None or not axes or g.ints(axes[0]) not in ([-1], [last]):
             return None
-        squared = (
-            g.scalar(square.inputs[1]) == 2 if square.op_type == "Pow" else (square.inputs[1] is x)
-        )
-        return (x, epsilon) if squared and square.inputs[0] is x else None
+        return (x, epsilon) if g.attribute(mean, "keepdims", 1) else None
 
 
 class SkipRmsNorm(Rule):
@@ -127,8 +116,7 @@ class SkipRmsNorm(Rule):
         shape = g.shape(total.outputs[0])
         if shape is None or not g.shape(a) == g.shape(b) == shape or len(shape) not in (2, 3):
             raise Refusal(f"the sum broadcasts: {g.shape(a)} + {g.shape(b)}")
-        if g.processor == "CPU" and total.outputs[0].dtype == ir.DataType.BFLOAT16:
-            raise Refusal("no bfloat16 kernel on the CPU")
+        check_type(g, total.outputs[0].dtype)
         g.replace_by(
             [node.outputs[0], None, None, total.outputs[0]],
             "SkipSimplifiedLayerNormalization",
@@ -158,20 +146,19 @@ class Rotary(Rule):
             return False
         x, cos, sin = parts
         shape = g.shape(x)
-        if shape is None or len(shape) != 4 or shape[-1] % 2:
+        if shape is None or len(shape) != 4 or not static(shape[1], shape[3]) or shape[3] % 2:
             raise Refusal(f"x is {shape}, not (batch, heads, sequence, an even head size)")
-        if x.dtype not in FLOATS or (g.processor == "CPU" and x.dtype == ir.DataType.BFLOAT16):
-            raise Refusal(f"no kernel for {x.dtype} on the {g.processor}")
+        check_type(g, x.dtype)
         batch, heads, length, head = shape
         tables = [self._table(g, t, op, node) for t, op in ((cos, "Cos"), (sin, "Sin"))]
         if any(t is None or t.dtype != x.dtype for t in tables):
             raise Refusal("cos and sin are not of two equal halves, in the type of x")
-        if not static(heads, head):
-            raise Refusal(f"x is {shape}: heads are not known")
-        leading = [[d for d in (g.shape(t) or ())[:-1] if d != 1] for t in tables]
-        each = leading[0] == [d for d in (batch, length) if d != 1] and batch != 1
-        if leading[0] != leading[1] or not (each or leading[0] == [d for d in (length,) if d != 1]):
-            raise Refusal(f"cos has {leading[0]} rows for {batch} x {length} tokens")
+        dims = g.shape(tables[0]) or ()
+        dims = (1,) * (4 - len(dims)) + dims
+        same = g.shape(tables[0]) == g.shape(tables[1])
+        if not same or dims[0] not in (1, batch) or dims[1:3] != (1, length):
+            raise Refusal(f"cos is {dims}, for {batch} x {length} tokens")
+        each = dims[0] != 1
         flat_x = g.reshape(g.transpose(x, [0, 2, 1, 3], node), [batch, length, heads * head], node)
         rows = size_product(batch, length) if each else length
         flat = [g.reshape(t, [rows, head // 2], node) for t in tables if t is not None]
@@ -406,8 +393,7 @@ class Silu(Rule):
                 continue
             if sigmoid.inputs[0] is not x:
                 raise Refusal("a sigmoid gate, but of another value")
-            if g.processor == "CPU" and x.dtype == ir.DataType.BFLOAT16:
-                raise Refusal("no bfloat16 kernel on the CPU")
+            check_type(g, x.dtype)
             g.replace_by(node.outputs, "QuickGelu", [x], node, MICROSOFT, alpha=1.0)
             return True
         return False
@@ -430,8 +416,7 @@ class TransposedProduct(Rule):
         rank = len(perm)
         if perm != [*range(rank - 2), rank - 1, rank - 2]:
             raise Refusal(f"the transpose is {perm}, not of the last two axes")
-        if a.dtype not in FLOATS or (g.processor == "CPU" and a.dtype == ir.DataType.BFLOAT16):
-            raise Refusal(f"no kernel for {a.dtype} on the {g.processor}")
+        check_type(g, a.dtype)
         if len(g.shape(a) or ()) < 2:
             raise Refusal("the left operand is a vector, or of unknown shape")
         g.replace_by(
@@ -505,16 +490,15 @@ class PackedProducts(Rule):
     def _widest(self, g: Editor) -> int:
         """The widest group for which there is room, where narrower ones are packed first."""
         if g.widest is None:
-            groups: dict[tuple[ir.Node, ...], int] = {}
-            for node in g.graph:
-                if self._fits(g, node):
-                    nodes = self._beside(g, node)
-                    if len(nodes) > 1 and all(g.is_static(n.inputs[1]) for n in nodes):
-                        groups[tuple(nodes)] = sum(g.size(n.inputs[1]) or 0 for n in nodes)
+            sizes: dict[int, int] = {}
+            for nodes in {tuple(self._beside(g, node)) for node in g.graph if self._fits(g, node)}:
+                if len(nodes) > 1 and all(g.is_static(n.inputs[1]) for n in nodes):
+                    size = sum(g.size(n.inputs[1]) or 0 for n in nodes)
+                    sizes[size] = sizes.get(size, 0) + size
             weights = [g.size(v) or 0 for v in g.graph.inputs if v.name in g.static]
             left, g.widest = g.packed * sum(weights), 0
-            for size in sorted(set(groups.values())):
-                left -= size * list(groups.values()).count(size)
+            for size, all_of_them in sorted(sizes.items()):
+                left -= all_of_them
                 if left < 0:
                     break
                 g.widest = size

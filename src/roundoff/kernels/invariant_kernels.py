@@ -479,7 +479,6 @@ def merge(
 def sum_rows(
     x,  # (M, n), rows stride apart
     out,  # (M,)
-    M,
     n,
     stride,
     divisor,
@@ -536,12 +535,12 @@ def ranges(
     stride_b,
     stride_q,
     stride_k,
-    BLOCK: tl.constexpr,
 ):
     """The first key that each query sees, and the one after the last; 0 and 0 for none.
 
     Where it does not see all between them the last is -1: attention then returns NaN.
     """
+    BLOCK: tl.constexpr = 1024
     query, batch = tl.program_id(0), tl.program_id(1).to(tl.int64)
     row = mask + batch * stride_b + query.to(tl.int64) * stride_q
     low = tl.full((BLOCK,), 2147483647, tl.int32)

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from ..errors import ArgumentError
 from . import invariant_kernels as kernels
 from ._runtime import power_of_2, run
 from .invariant_cublas import plainly, route
@@ -89,11 +88,6 @@ def put_in_place(model: torch.nn.Module, context: AbstractContextManager[Any]) -
     -------
     Places
         Where it names modules that lack the property, nothing was replaced.
-
-    Raises
-    ------
-    ArgumentError
-        An attention of transformers that cannot be replaced.
     """
     places = Places()
     chosen: list[tuple[torch.nn.Module, Any]] = []
@@ -174,17 +168,8 @@ def _computes(module: torch.nn.Module) -> bool:
 def _set_attention(model: torch.nn.Module) -> None:
     """Our attention, in a model of transformers."""
     register()
-    if not hasattr(model, "set_attn_implementation"):
-        return
-    try:
+    if hasattr(model, "set_attn_implementation"):
         model.set_attn_implementation(TRANSFORMERS)  # type: ignore[operator]
-    except (ValueError, KeyError) as error:
-        raise ArgumentError(
-            "the model's attention cannot be replaced",
-            got=type(model).__name__,
-            expected="a model with attention implementations of transformers",
-            hint="with roundoff.invariant(): …",
-        ) from error
 
 
 # Products. ----------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from .invariant_matmul import (
     by_torch,
     check_tensors,
     is_traced,
-    operator,
+    opaque,
     own_work,
     settle_mkl,
 )
@@ -531,51 +531,6 @@ def _by_kernel(
     return out
 
 
-def _attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    first: torch.Tensor,
-    last: torch.Tensor,
-    scale: float,
-) -> torch.Tensor:
-    return attend(q, k, v, Seen(first, last), scale)
-
-
-def _masked_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float
-) -> torch.Tensor:
-    # A compiler's CUDA graph has a pool of memory, which must be free when a run ends.
-    seen = seen_by_mask(mask, q.shape[0], q.shape[2], k.shape[2], keep=False)
-    return attend(q, k, v, seen, scale)
-
-
-def _empty(q: torch.Tensor, *_: Any) -> torch.Tensor:
-    return q.new_empty(q.shape)
-
-
-def _setup(ctx: Any, inputs: Any, output: Any) -> None:
-    *tensors, ctx.scale = inputs
-    ctx.save_for_backward(*tensors)
-
-
-def _backward(ctx: Any, dy: torch.Tensor) -> Any:
-    q, k, v, *seen = ctx.saved_tensors
-    sees = _visible(Seen(*seen), k.shape[2])
-    return *_gradients(dy, q, k, v, sees, ctx.scale), None, None, None
-
-
-def _masked_backward(ctx: Any, dy: torch.Tensor) -> Any:
-    q, k, v, mask = ctx.saved_tensors
-    return *_gradients(dy, q, k, v, _sees(mask[:, 0]), ctx.scale), None, None
-
-
-_traced = operator("invariant_attention", _attention, _empty, _setup, _backward)
-_traced_masked = operator(
-    "invariant_masked_attention", _masked_attention, _empty, _setup, _masked_backward
-)
-
-
 class _Sees(NamedTuple):
     """Which keys a query sees, and whether it sees one; without one it is given all.
 
@@ -604,17 +559,6 @@ def _visible(seen: Seen, keys: int) -> _Sees:
     return made
 
 
-def _gradients(
-    dy: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sees: _Sees, scale: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Torch's own attention once more, and its gradients: scores need not be in memory."""
-    with by_torch(dy), torch.enable_grad():
-        leaves = [t.detach().requires_grad_() for t in (q, k, v)]
-        y = _attention_of_torch(leaves[0], leaves[1], leaves[2], sees, scale)
-        dq, dk, dv = torch.autograd.grad(y, leaves, dy)
-    return dq, dk, dv
-
-
 def _attention_of_torch(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sees: _Sees, scale: float
 ) -> torch.Tensor:
@@ -625,3 +569,43 @@ def _attention_of_torch(
         q, keys, values, attn_mask=sees.keys[:, None], scale=scale
     )
     return y.masked_fill(~sees.some[:, None], 0.0)
+
+
+# Under torch.compile attention is an opaque operator. -----------------------------------------
+
+
+def _of_torch_by_ranges(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: Any, last: Any, scale: float
+) -> torch.Tensor:
+    return _attention_of_torch(q, k, v, _visible(Seen(first, last), k.shape[2]), scale)
+
+
+def _of_torch_by_mask(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float
+) -> torch.Tensor:
+    return _attention_of_torch(q, k, v, _sees(mask[:, 0]), scale)
+
+
+def _empty(q: torch.Tensor, *_: Any) -> torch.Tensor:
+    return q.new_empty(q.shape)
+
+
+@opaque("invariant_attention", _of_torch_by_ranges, _empty)
+def _traced(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    first: torch.Tensor,
+    last: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    return attend(q, k, v, Seen(first, last), scale)
+
+
+@opaque("invariant_masked_attention", _of_torch_by_mask, _empty)
+def _traced_masked(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float
+) -> torch.Tensor:
+    # A compiler's CUDA graph has a pool of memory, which must be free when a run ends.
+    seen = seen_by_mask(mask, q.shape[0], q.shape[2], k.shape[2], keep=False)
+    return attend(q, k, v, seen, scale)

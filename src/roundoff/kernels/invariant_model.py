@@ -21,7 +21,7 @@ from .invariant_matmul import (
     differentiable,
     is_traced,
     matmul,
-    operator,
+    opaque,
     own_work,
 )
 from .invariant_operators import TRANSFORMERS, _pieces, _reduced, register
@@ -221,34 +221,6 @@ _REDUCED = {
 
 
 # Norms and functions of one element, opaque to a compiler; gradients by torch's formulas. --------
-
-
-def opaque(name: str, formula: Callable[..., torch.Tensor]) -> Callable[[Any], Any]:
-    """An operator ``roundoff::name`` whose result is shaped as its first argument.
-
-    Its gradient is that of *formula*, torch's own, at the same values.
-    """
-
-    def decorate(function: Callable[..., torch.Tensor]) -> Any:
-        def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-            ctx.tensors = [i for i, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
-            ctx.rest = [None if i in ctx.tensors else value for i, value in enumerate(inputs)]
-            ctx.save_for_backward(*(inputs[i] for i in ctx.tensors))
-
-        def gradients(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
-            inputs: list[Any] = list(ctx.rest)
-            for i, saved in zip(ctx.tensors, ctx.saved_tensors, strict=True):
-                inputs[i] = saved.detach().requires_grad_(bool(ctx.needs_input_grad[i]))
-            asked = [i for i in ctx.tensors if ctx.needs_input_grad[i]]
-            with torch.enable_grad():
-                y = formula(*inputs)
-            grads = torch.autograd.grad(y, [inputs[i] for i in asked], dy)
-            found = dict(zip(asked, grads, strict=True))
-            return tuple(found.get(i) for i in range(len(inputs)))
-
-        return operator(name, function, lambda x, *_: torch.empty_like(x), setup, gradients)
-
-    return decorate
 
 
 def _layer_norm_of_torch(x: Any, weight: Any, bias: Any, eps: float) -> torch.Tensor:

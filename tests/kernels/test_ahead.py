@@ -1,9 +1,7 @@
 """What kernels are compiled to, without a GPU."""
 
-import pytest
 import triton.language as tl
 
-from roundoff.errors import WorkerError
 from roundoff.kernels import ahead
 from roundoff.kernels.ahead import Compile
 from roundoff.kernels.lessons import kernel, sum_along
@@ -26,17 +24,7 @@ def row_sum(X, Y, N, P: C):
 
 def test_kernels_are_compiled_from_their_source_in_their_order():
     rows = ahead.compiled_ahead([Compile(row_sum, w, {"P": p}) for w, p in ((8, 4096), (2, 8192))])
-    assert [row["warps"] for row in rows] == [8, 2]
     for row in rows:
         assert 10 <= row["registers"] <= 255
         assert row["spilled"] == 0
-        threads = 32 * row["warps"]
-        registers = -(-row["registers"] // 8) * 8 * threads
-        # What registers or the 2048 threads of a multiprocessor allow.
-        assert row["fit"] == min(65536 // registers, 2048 // threads)
-
-
-def test_a_compiler_that_fails_says_why(monkeypatch):
-    monkeypatch.setattr(ahead, "_CHILD", "raise SystemExit('no compiler')")
-    with pytest.raises(WorkerError, match="no compiler"):
-        ahead.compiled_ahead([Compile(row_sum, 1, {"P": 64})])
+    assert rows[1]["registers"] > 2 * rows[0]["registers"]  # eight times the columns of a thread

@@ -15,8 +15,6 @@ from hypothesis import strategies as st
 from roundoff.errors import ArgumentError, DtypeError, ShapeError, UnsupportedError
 from roundoff.kernels import interpreting, layer_norm, rms_norm, shuffled_programs
 from roundoff.kernels._norm_tilings import Tiling
-from roundoff.kernels.baselines import layer_norms, stream
-from roundoff.kernels.lessons import locked
 
 engine = importlib.import_module("roundoff.kernels._row_norm")
 runtime = importlib.import_module("roundoff.kernels._runtime")
@@ -200,20 +198,6 @@ def test_bits_do_not_depend_on_the_order_of_programs(norm, shape):
     assert interpreting() or all(same(first, results(norm, *tensors)) for _ in range(100))
 
 
-def test_with_a_lock_the_bits_change():
-    """The test above can fail."""
-    x, dy, *_ = draw(37, 70, torch.float16)
-    mean = x.float().mean(1)
-    rstd = (x.float().var(1, correction=0) + 1e-5).rsqrt()
-    exact = (dy.double() * (x.double() - mean[:, None]) * rstd[:, None]).sum(0)
-    found = [locked(dy, x, mean, rstd, groups=4)]
-    torch.testing.assert_close(found[0].double(), exact, rtol=0, atol=0.02)
-    for seed in range(4 if interpreting() else 0):
-        with shuffled_programs(seed):
-            found.append(locked(dy, x, mean, rstd, groups=4))
-    assert not interpreting() or len({t.numpy().tobytes() for t in found}) > 1
-
-
 def test_a_fixed_number_of_programs_ignores_the_machine(monkeypatch):
     tensors = draw(50, 500)
     fixed, free = [], []
@@ -368,28 +352,3 @@ def test_a_direct_launch_passes_what_tritons_own_launcher_passes():
     runtime._launcher(Compiled, ("a", None))(2, 3, 7, [10, 11, 12])
     Compiled.run(2, 3, 1, 7, "function", ("metadata",), None, None, None, 10, 11, 12, "a", None)
     assert passed[0] == passed[1]
-
-
-@pytest.mark.parametrize("dtype", TYPES, ids=str)
-def test_baselines_agree_with_float64(dtype):
-    x, dy, w, b = draw(37, 70, dtype)
-    exact = truth(layer_norm, x, dy, w, b)
-    there, missing = layer_norms(DEVICE)
-    assert {"torch", "roundoff"} <= there.keys()
-    assert {"inductor", "Liger", "QuACK"} <= there.keys() | missing.keys()
-    for label, norm in there.items():
-        parameters = [t.to(norm.weights or dtype) for t in (w, b)]
-        y, *saved = norm.forward(x, *parameters, 1e-5)
-        made = y, *norm.backward(dy, x, *parameters, *saved)
-        for a, e in zip(made, exact, strict=True):
-            # torch rounds each partial sum of a column to a type of 16 bits.
-            allowed = len(x) / 2 * torch.finfo(dtype).eps * e.abs().max()
-            assert (a.double() - e).abs().max() <= allowed, label
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_a_stream_adds_what_it_reads(count):
-    inputs = tuple(draw(5, 100)[:count])
-    out = torch.empty_like(inputs[0])
-    stream(inputs, out)
-    assert torch.equal(out, sum(inputs))

@@ -169,19 +169,13 @@ class Launch:
         The last arguments.
     **options
         ``num_warps`` and the like.
-
-    Attributes
-    ----------
-    compiled
-        Triton's compiled kernel, None before the first call and in the interpreter.
     """
 
-    __slots__ = ("_launch", "compiled", "constants", "function", "index", "options")
+    __slots__ = ("_launch", "constants", "function", "index", "options")
 
     def __init__(self, function: Any, index: int, constants: tuple[Any, ...], **options: Any):
         self.function, self.index = function, index
         self.constants, self.options = constants, options
-        self.compiled: Any = None
         self._launch: Any = None
 
     def __call__(
@@ -209,7 +203,6 @@ class Launch:
             arguments = (*tensors, *counts, *self.constants)
             compiled = self.function[grid](*arguments, **self.options)
         if aligned and compiled is not None:  # the interpreter returns nothing
-            self.compiled = compiled
             self._launch = _launcher(compiled, self.constants)
 
 

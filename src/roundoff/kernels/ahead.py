@@ -28,8 +28,6 @@ from ._runtime import kernel
 __all__ = ["Compile", "compiled_ahead"]
 
 _CHILD = "from roundoff.kernels.ahead import _compile_cases; _compile_cases()"
-#: What a multiprocessor of Hopper has: registers, warps, bytes of shared memory.
-_REGISTERS, _MOST_WARPS, _SHARED = 65536, 64, 233472
 _FLOAT32 = ("MEAN", "RSTD", "PART", "SUMS")
 
 
@@ -65,8 +63,7 @@ def compiled_ahead(cases: Iterable[Compile]) -> list[dict[str, Any]]:
     Returns
     -------
     list of dict
-        warps (of a program), registers (of a thread), spilled (32-bit words of a thread that are
-        kept in memory), shared (KiB of a program), fit (programs that a multiprocessor holds) of
+        registers (of a thread) and spilled (32-bit words of a thread that are kept in memory) of
         each case, in their order.
 
     Raises
@@ -79,8 +76,8 @@ def compiled_ahead(cases: Iterable[Compile]) -> list[dict[str, Any]]:
     >>> from roundoff.kernels.ahead import Compile, compiled_ahead
     >>> from roundoff.kernels.baselines import _stream
     >>> [row] = compiled_ahead([Compile(_stream, 4, {"READS": 1, "BLOCK": 1024})])
-    >>> row["warps"], row["spilled"]
-    (4, 0)
+    >>> 8 <= row["registers"] <= 255, row["spilled"]
+    (True, 0)
     """
     pickled = io.BytesIO()
     pickler = _Pickler(pickled)
@@ -152,14 +149,4 @@ def _resources(function: Any, warps: int, constants: Mapping[str, Any]) -> dict[
         command = [str(tool), "--dump-resource-usage", file.name]
         usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout  # noqa: S603
     [(registers, stack)] = re.findall(r"REG:(\d+) STACK:(\d+)", usage)
-    registers, spilled = int(registers), int(stack) // 4
-    allocated = -(-registers // 8) * 8 * warps * 32
-    shared = compiled.metadata.shared
-    fit = min(_REGISTERS // allocated, _MOST_WARPS // warps, _SHARED // (shared + 1024))
-    return {
-        "warps": warps,
-        "registers": registers,
-        "spilled": spilled,
-        "shared": shared / 1024,
-        "fit": fit,
-    }
+    return {"registers": int(registers), "spilled": int(stack) // 4}

@@ -48,18 +48,13 @@ def _torch_backward(dy: Any, x: Any, w: Any, b: Any, mean: Any, rstd: Any) -> An
     return call(dy, x, [x.shape[1]], mean, rstd, w, b, [True, True, True])
 
 
-def _prepare_compiler() -> None:
-    """Settings that ``torch.compile`` needs where many shapes are compared."""
+@cache
+def _inductor() -> LayerNorm:
     # Every shape is compiled for itself; after eight, torch would give up.
     importlib.import_module("torch._dynamo").config.recompile_limit = 256
     # inductor moves Triton's cache when it makes its first kernel, unless this variable is set:
     # what another process compiled before that is then compiled again.
     os.environ.setdefault("TRITON_CACHE_DIR", triton.knobs.cache.dir)
-
-
-@cache
-def _inductor() -> LayerNorm:
-    _prepare_compiler()
     return LayerNorm(
         torch.compile(_torch_forward, dynamic=False, fullgraph=True),
         torch.compile(_torch_backward, dynamic=False, fullgraph=True),

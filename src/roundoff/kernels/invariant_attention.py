@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
+from ..arguments import check_flag
 from ..errors import ArgumentError, DtypeError, ShapeError, UnsupportedError
 from . import invariant_kernels as kernels
 from ._runtime import ceil_div, interpreting, multiprocessors, power_of_2, run, run_fitting
@@ -18,7 +19,7 @@ from .invariant_matmul import (
     by_torch,
     check_tensors,
     is_traced,
-    operator,
+    opaque,
     own_work,
     settle_mkl,
 )
@@ -57,7 +58,7 @@ def attention(
     k: torch.Tensor,
     v: torch.Tensor,
     *,
-    causal: bool | str = True,
+    causal: bool = True,
     mask: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> torch.Tensor:
@@ -90,9 +91,9 @@ def attention(
         Shape (batch, heads, queries, head), bfloat16, float16 or float32, any strides.
     k, v : torch.Tensor
         Shape (batch, groups, keys, head), heads a multiple of groups: a cache of any length.
-    causal : bool or "top"
-        Whether a query sees no key after its own position. The last query is at the last key; with
-        ``"top"`` the first is at the first, as torch's ``is_causal`` has it.
+    causal : bool
+        Whether a query sees no key after its own position. The last query is at the last key; of
+        torch's ``is_causal`` the first is at the first.
     mask : torch.Tensor, optional
         Booleans, shape (batch or 1, 1, queries or 1, keys), true where a query sees a key; instead
         of `causal`. It says which keys are padding, or a part of the cache that is still empty.
@@ -111,7 +112,7 @@ def attention(
     DtypeError
         Another type, or types mixed.
     ArgumentError
-        Tensors on different devices, or another value of `causal`.
+        Tensors on different devices, or a `causal` that is neither True nor False.
     UnsupportedError
         A mask with gaps between the keys that a query sees.
 
@@ -135,6 +136,7 @@ def attention(
     except AttributeError:
         check_tensors(q=q, k=k, v=v)
         raise
+    check_flag("causal", causal)
     batch, _, queries, _ = q.shape
     keys = k.shape[2]
     scale = q.shape[3] ** -0.5 if scale is None else scale
@@ -180,14 +182,13 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
 
 @lru_cache(256)
 def _constant(
-    batch: int, queries: int, keys: int, device: torch.device, last: str
+    batch: int, queries: int, keys: int, device: torch.device, causal: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """First and last of a cache that is full."""
     first = torch.zeros(batch, queries, dtype=torch.int32, device=device)
-    if last == "all":
+    if not causal:
         return first, first + keys
-    i = torch.arange(1, queries + 1, dtype=torch.int32, device=device)
-    ends = i + (keys - queries) if last == "bottom" else i.clamp(max=keys)
+    ends = torch.arange(1, queries + 1, dtype=torch.int32, device=device) + (keys - queries)
     return first, ends.clamp(min=0).expand(batch, -1).contiguous()
 
 
@@ -196,18 +197,9 @@ def _capturing(device: torch.device) -> bool:
 
 
 def seen_by_position(
-    batch: int,
-    queries: int,
-    keys: int,
-    device: torch.device,
-    causal: bool | str = True,
+    batch: int, queries: int, keys: int, device: torch.device, causal: bool = True
 ) -> Seen:
-    """What queries see by their positions; with ``causal="top"`` the first query is at key 0.
-
-    Raises
-    ------
-    ArgumentError
-        *causal* is none of the three.
+    """What queries see by their positions: with *causal* no key after their own.
 
     Examples
     --------
@@ -216,14 +208,11 @@ def seen_by_position(
     >>> seen_by_position(1, 2, 5, torch.device("cpu")).last
     tensor([[4, 5]], dtype=torch.int32)
     """
-    if causal not in (True, False, "top"):
-        raise ArgumentError("causal", got=causal, expected="True, False or 'top'")
-    kind = ("top" if causal == "top" else "bottom") if causal else "all"
     # In a capture the cache would keep memory of the graph, unwritten before its replay.
     fresh = torch.compiler.is_compiling() or _capturing(device)
     make = _constant.__wrapped__ if fresh else _constant
     with torch.inference_mode(False):
-        return Seen(*make(batch, queries, keys, device, kind))
+        return Seen(*make(batch, queries, keys, device, causal))
 
 
 def seen_by_mask(
@@ -301,7 +290,7 @@ def _ranges(mask: torch.Tensor) -> Seen:
 def _ranges_by_kernel(mask: torch.Tensor) -> Seen:
     batch, queries, keys = mask.shape
     made = Seen(*(mask.new_empty(batch, queries, dtype=torch.int32) for _ in range(2)))
-    sizes = (queries, keys, *mask.stride(), 1024)
+    sizes = (queries, keys, *mask.stride())
     run(kernels.ranges, (queries, batch), mask.view(torch.uint8), *made, *sizes)
     return made
 
@@ -542,51 +531,6 @@ def _by_kernel(
     return out
 
 
-def _attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    first: torch.Tensor,
-    last: torch.Tensor,
-    scale: float,
-) -> torch.Tensor:
-    return attend(q, k, v, Seen(first, last), scale)
-
-
-def _masked_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float
-) -> torch.Tensor:
-    # A compiler's CUDA graph has a pool of memory, which must be free when a run ends.
-    seen = seen_by_mask(mask, q.shape[0], q.shape[2], k.shape[2], keep=False)
-    return attend(q, k, v, seen, scale)
-
-
-def _empty(q: torch.Tensor, *_: Any) -> torch.Tensor:
-    return q.new_empty(q.shape)
-
-
-def _setup(ctx: Any, inputs: Any, output: Any) -> None:
-    *tensors, ctx.scale = inputs
-    ctx.save_for_backward(*tensors)
-
-
-def _backward(ctx: Any, dy: torch.Tensor) -> Any:
-    q, k, v, *seen = ctx.saved_tensors
-    sees = _visible(Seen(*seen), k.shape[2])
-    return *_gradients(dy, q, k, v, sees, ctx.scale), None, None, None
-
-
-def _masked_backward(ctx: Any, dy: torch.Tensor) -> Any:
-    q, k, v, mask = ctx.saved_tensors
-    return *_gradients(dy, q, k, v, _sees(mask[:, 0]), ctx.scale), None, None
-
-
-_traced = operator("invariant_attention", _attention, _empty, _setup, _backward)
-_traced_masked = operator(
-    "invariant_masked_attention", _masked_attention, _empty, _setup, _masked_backward
-)
-
-
 class _Sees(NamedTuple):
     """Which keys a query sees, and whether it sees one; without one it is given all.
 
@@ -615,17 +559,6 @@ def _visible(seen: Seen, keys: int) -> _Sees:
     return made
 
 
-def _gradients(
-    dy: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sees: _Sees, scale: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Torch's own attention once more, and its gradients: scores need not be in memory."""
-    with by_torch(dy), torch.enable_grad():
-        leaves = [t.detach().requires_grad_() for t in (q, k, v)]
-        y = _attention_of_torch(leaves[0], leaves[1], leaves[2], sees, scale)
-        dq, dk, dv = torch.autograd.grad(y, leaves, dy)
-    return dq, dk, dv
-
-
 def _attention_of_torch(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sees: _Sees, scale: float
 ) -> torch.Tensor:
@@ -636,3 +569,43 @@ def _attention_of_torch(
         q, keys, values, attn_mask=sees.keys[:, None], scale=scale
     )
     return y.masked_fill(~sees.some[:, None], 0.0)
+
+
+# Under torch.compile attention is an opaque operator. -----------------------------------------
+
+
+def _of_torch_by_ranges(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: Any, last: Any, scale: float
+) -> torch.Tensor:
+    return _attention_of_torch(q, k, v, _visible(Seen(first, last), k.shape[2]), scale)
+
+
+def _of_torch_by_mask(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float
+) -> torch.Tensor:
+    return _attention_of_torch(q, k, v, _sees(mask[:, 0]), scale)
+
+
+def _empty(q: torch.Tensor, *_: Any) -> torch.Tensor:
+    return q.new_empty(q.shape)
+
+
+@opaque("invariant_attention", _of_torch_by_ranges, _empty)
+def _traced(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    first: torch.Tensor,
+    last: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    return attend(q, k, v, Seen(first, last), scale)
+
+
+@opaque("invariant_masked_attention", _of_torch_by_mask, _empty)
+def _traced_masked(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float
+) -> torch.Tensor:
+    # A compiler's CUDA graph has a pool of memory, which must be free when a run ends.
+    seen = seen_by_mask(mask, q.shape[0], q.shape[2], k.shape[2], keep=False)
+    return attend(q, k, v, seen, scale)

@@ -297,19 +297,6 @@ def _store(partial, stats, place, mine, acc, sums, most, head, D: tl.constexpr):
 
 
 @kernel
-def _partial(partial, stats, split, splits, row, there, count, head, D: tl.constexpr):
-    """What a split has of some rows; of one beyond the last that it has no keys."""
-    d, at = tl.arange(0, D), split * count.to(tl.int64) + row
-    there = there & (split < splits)
-    inside = there[:, None] & (d < head)[None, :]
-    places = partial + at[:, None] * head + d[None, :]
-    most = tl.load(stats + at * 2, mask=there, other=float("-inf"))
-    total = tl.load(stats + at * 2 + 1, mask=there, other=0.0)
-    acc = tl.load(places, mask=inside, other=0.0)
-    return acc, total[:, None], most
-
-
-@kernel
 def attend(
     q,  # (batch, heads, queries, head), any strides
     k,  # (batch, groups, keys, head), any strides
@@ -467,7 +454,13 @@ def merge(
     for first in range(0, splits if SPLITS > 2 else 1, SPLITS):  # two at a time are all
         parts = ()
         for i in tl.static_range(SPLITS):
-            parts = parts + (_partial(partial, stats, first + i, splits, row, there, M, head, D),)
+            known = there & (first + i < splits)
+            at = (first + i) * M.to(tl.int64) + row
+            most_s = tl.load(stats + at * 2, mask=known, other=float("-inf"))
+            total_s = tl.load(stats + at * 2 + 1, mask=known, other=0.0)
+            acc_at = partial + at[:, None] * head + d[None, :]
+            acc_s = tl.load(acc_at, mask=known[:, None] & (d < head)[None, :], other=0.0)
+            parts = parts + ((acc_s, total_s[:, None], most_s),)
         for i in tl.static_range(SPLITS):
             acc, total, most = _merged(acc, total, most, *parts[i])
     wide = tl.where(total == 0, 1.0, total) + tl.full((ROWS, D), 0.0, tl.float32)
@@ -479,7 +472,6 @@ def merge(
 def sum_rows(
     x,  # (M, n), rows stride apart
     out,  # (M,)
-    M,
     n,
     stride,
     divisor,
@@ -536,12 +528,12 @@ def ranges(
     stride_b,
     stride_q,
     stride_k,
-    BLOCK: tl.constexpr,
 ):
     """The first key that each query sees, and the one after the last; 0 and 0 for none.
 
     Where it does not see all between them the last is -1: attention then returns NaN.
     """
+    BLOCK: tl.constexpr = 1024
     query, batch = tl.program_id(0), tl.program_id(1).to(tl.int64)
     row = mask + batch * stride_b + query.to(tl.int64) * stride_q
     low = tl.full((BLOCK,), 2147483647, tl.int32)

@@ -524,6 +524,34 @@ def operator(
     return call
 
 
+def opaque(
+    name: str,
+    formula: Callable[..., torch.Tensor],
+    fake: Callable[..., torch.Tensor] = lambda x, *_: torch.empty_like(x),
+) -> Callable[[Any], Any]:
+    """An :func:`operator` whose gradients are those of *formula*, torch's own, at the same values.
+
+    Unless *fake* says otherwise its result is laid out as its first argument.
+    """
+
+    def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.tensors = [i for i, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
+        ctx.rest = [None if i in ctx.tensors else value for i, value in enumerate(inputs)]
+        ctx.save_for_backward(*(inputs[i] for i in ctx.tensors))
+
+    def gradients(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+        inputs: list[Any] = list(ctx.rest)
+        for i, saved in zip(ctx.tensors, ctx.saved_tensors, strict=True):
+            inputs[i] = saved.detach().requires_grad_(bool(ctx.needs_input_grad[i]))
+        asked = [i for i in ctx.tensors if ctx.needs_input_grad[i]]
+        with by_torch(dy), torch.enable_grad():
+            grads = torch.autograd.grad(formula(*inputs), [inputs[i] for i in asked], dy)
+        found = dict(zip(asked, grads, strict=True))
+        return tuple(found.get(i) for i in range(len(inputs)))
+
+    return lambda function: operator(name, function, fake, setup, gradients)
+
+
 def _matmul(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     return _product(x, weight, bias)
 

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from ..errors import ArgumentError
 from . import invariant_kernels as kernels
 from ._runtime import power_of_2, run
 from .invariant_cublas import plainly, route
@@ -22,7 +21,7 @@ from .invariant_matmul import (
     differentiable,
     is_traced,
     matmul,
-    operator,
+    opaque,
     own_work,
 )
 from .invariant_operators import TRANSFORMERS, _pieces, _reduced, register
@@ -89,11 +88,6 @@ def put_in_place(model: torch.nn.Module, context: AbstractContextManager[Any]) -
     -------
     Places
         Where it names modules that lack the property, nothing was replaced.
-
-    Raises
-    ------
-    ArgumentError
-        An attention of transformers that cannot be replaced.
     """
     places = Places()
     chosen: list[tuple[torch.nn.Module, Any]] = []
@@ -174,17 +168,8 @@ def _computes(module: torch.nn.Module) -> bool:
 def _set_attention(model: torch.nn.Module) -> None:
     """Our attention, in a model of transformers."""
     register()
-    if not hasattr(model, "set_attn_implementation"):
-        return
-    try:
+    if hasattr(model, "set_attn_implementation"):
         model.set_attn_implementation(TRANSFORMERS)  # type: ignore[operator]
-    except (ValueError, KeyError) as error:
-        raise ArgumentError(
-            "the model's attention cannot be replaced",
-            got=type(model).__name__,
-            expected="a model with attention implementations of transformers",
-            hint="with roundoff.invariant(): …",
-        ) from error
 
 
 # Products. ----------------------------------------------------------------------------------------
@@ -236,34 +221,6 @@ _REDUCED = {
 
 
 # Norms and functions of one element, opaque to a compiler; gradients by torch's formulas. --------
-
-
-def opaque(name: str, formula: Callable[..., torch.Tensor]) -> Callable[[Any], Any]:
-    """An operator ``roundoff::name`` whose result is shaped as its first argument.
-
-    Its gradient is that of *formula*, torch's own, at the same values.
-    """
-
-    def decorate(function: Callable[..., torch.Tensor]) -> Any:
-        def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-            ctx.tensors = [i for i, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
-            ctx.rest = [None if i in ctx.tensors else value for i, value in enumerate(inputs)]
-            ctx.save_for_backward(*(inputs[i] for i in ctx.tensors))
-
-        def gradients(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
-            inputs: list[Any] = list(ctx.rest)
-            for i, saved in zip(ctx.tensors, ctx.saved_tensors, strict=True):
-                inputs[i] = saved.detach().requires_grad_(bool(ctx.needs_input_grad[i]))
-            asked = [i for i in ctx.tensors if ctx.needs_input_grad[i]]
-            with torch.enable_grad():
-                y = formula(*inputs)
-            grads = torch.autograd.grad(y, [inputs[i] for i in asked], dy)
-            found = dict(zip(asked, grads, strict=True))
-            return tuple(found.get(i) for i in range(len(inputs)))
-
-        return operator(name, function, lambda x, *_: torch.empty_like(x), setup, gradients)
-
-    return decorate
 
 
 def _layer_norm_of_torch(x: Any, weight: Any, bias: Any, eps: float) -> torch.Tensor:

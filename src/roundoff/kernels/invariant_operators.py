@@ -230,7 +230,7 @@ def _sums(x: torch.Tensor, divisor: float = 1.0, into: torch.dtype = torch.float
     rows = x.reshape(-1, n)
     rows = rows if rows.stride(1) == 1 else rows.contiguous()
     made = rows.new_empty(len(rows), dtype=into)
-    sizes = (len(rows), n, rows.stride(0), divisor, min(1024, power_of_2(n)))
+    sizes = (n, rows.stride(0), divisor, min(1024, power_of_2(n)))
     run(kernels.sum_rows, (len(rows), 1), rows, made, *sizes, num_warps=4)
     return made
 
@@ -363,9 +363,13 @@ def sdpa(
         if mask.dim() < 4:
             mask = mask.view(*(1,) * (4 - mask.dim()), *mask.shape)
         return attention(query, key, value, mask=mask, scale=scale)
-    # Causal to torch: the first query is at the first key.
-    top = "top" if is_causal else False
-    return attention(query, key, value, causal=top, scale=scale)
+    if is_causal:  # to torch the first query is at the first key; here the last is at the last
+        if query.shape[2] > key.shape[2]:
+            raise UnsupportedError(
+                "is_causal with more queries than keys", got=f"{query.shape[2]}, {key.shape[2]}"
+            )
+        key, value = (t[:, :, : query.shape[2]] for t in (key, value))
+    return attention(query, key, value, causal=bool(is_causal), scale=scale)
 
 
 def _booleans(mask: torch.Tensor) -> torch.Tensor:

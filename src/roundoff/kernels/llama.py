@@ -149,6 +149,14 @@ def rotary_qkv(
 
 
 @kernel
+def _normed(y, weight, at, n, epsilon):
+    """RMSNorm of a row."""
+    y = y.to(tl.float32)
+    scale = 1.0 / tl.sqrt_rn(sum_along(y * y, 0) / n + epsilon)
+    return y * scale * tl.load(weight + at, mask=at < n, other=0.0).to(tl.float32)
+
+
+@kernel
 def _add_rms_norm(
     x,  # (rows, n)
     residual,  # (rows, n)
@@ -169,10 +177,8 @@ def _add_rms_norm(
     y = (a + b).to(out.dtype.element_ty)
     if KEEP:
         tl.store(summed + row * n + at, y, mask=inside)
-    y = y.to(tl.float32)
-    scale = 1.0 / tl.sqrt_rn(sum_along(y * y, 0) / n + epsilon)
-    w = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * n + at, (y * scale * w).to(out.dtype.element_ty), mask=inside)
+    y = _normed(y, weight, at, n, epsilon)
+    tl.store(out + row * n + at, y.to(out.dtype.element_ty), mask=inside)
 
 
 @kernel
@@ -194,10 +200,8 @@ def _embed_rms_norm(
     known = (token >= 0) & (token < tokens)  # nothing is read outside the table
     y = tl.load(table + token * n + at, mask=(at < n) & known, other=0.0)
     tl.store(embedded + row * n + at, y, mask=at < n)
-    y = y.to(tl.float32)
-    scale = 1.0 / tl.sqrt_rn(sum_along(y * y, 0) / n + epsilon)
-    w = tl.load(weight + at, mask=at < n, other=0.0).to(tl.float32)
-    tl.store(out + row * n + at, (y * scale * w).to(out.dtype.element_ty), mask=at < n)
+    y = _normed(y, weight, at, n, epsilon)
+    tl.store(out + row * n + at, y.to(out.dtype.element_ty), mask=at < n)
 
 
 def _row_block(n: int) -> tuple[int, int]:

@@ -105,7 +105,7 @@ copybutton_prompt_is_regexp = True
 sphinx_gallery_conf = {
     "examples_dirs": "../gallery",
     "gallery_dirs": "gallery",
-    "subsection_order": "hooks.section_order",
+    "subsection_order": [f"../gallery/{name}" for name in ("numerics", "fusion", "kernels")],
     "within_subsection_order": "hooks.page_order",
     "backreferences_dir": "backreferences",
     "doc_module": ("roundoff",),

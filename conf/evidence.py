@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import html
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -128,39 +128,36 @@ def _run(record: Record, entry: Mapping[str, Any]) -> Provenance:
     return record.provenance[entry["of"]]
 
 
-def sentences(tree: nodes.Element) -> Iterator[tuple[nodes.Element, str, list[nodes.reference]]]:
-    """Each sentence of a page that has bound numbers: where it stands, its words, the numbers."""
-    for block in tree.findall(nodes.TextElement):
-        bound = [n for n in block.children if isinstance(n, nodes.reference) and "bound" in n]
-        if not bound:
-            continue
-        text = "".join(
-            _BOUND if child in bound else child.astext().replace(_BOUND, " ")
-            for child in block.children
-        )
-        rest = iter(bound)
-        for sentence in _END.split(" ".join(text.split())):
-            own = [next(rest) for _ in range(sentence.count(_BOUND))]
-            if own:
-                yield block, sentence, own
+def sentences(
+    text: str, bound: Sequence[tuple[str, str]]
+) -> Iterator[tuple[str, str, list[tuple[str, str]]]]:
+    """Each sentence that has bound numbers: with marks in their place, as printed, and these."""
+    rest = iter(bound)
+    for sentence in _END.split(" ".join(text.split())):
+        own = [next(rest) for _ in range(sentence.count(_BOUND))]
+        printed = sentence
+        for number, _ in own:
+            printed = printed.replace(_BOUND, number, 1)
+        if own:
+            yield sentence, printed, own
 
 
 def problems(tree: nodes.document, page: str) -> Iterator[tuple[nodes.Element, str]]:
     """Every sentence of a page that its numbers do not carry: where it stands, and why."""
     where = next((n["machine"] for n in tree.findall(nodes.container) if "machine" in n), "")
-    for block, sentence, own in sentences(tree):
-        printed = sentence
-        for link in own:
-            printed = printed.replace(_BOUND, link.astext(), 1)
-        found = [wrong(*link["bound"], page, where, printed) for link in own]
-        bare = COMPARES.search(sentence)
-        if bare and all(any(c.isdigit() for c in link.astext()) for link in own):
-            names = ", ".join(link["bound"][1] for link in own)
-            found.append(
-                f"{bare[0]} stands beside {names} without an interval: write it as "
-                f":bound:`{bare[0]} <value>`, with a value that compares"
-            )
-        yield from ((block, f"{page}: {why}; in: {printed}") for why in found if why)
+    for block in tree.findall(nodes.TextElement):
+        bound = [n for n in block.children if isinstance(n, nodes.reference) and "bound" in n]
+        text = "".join(_BOUND if child in bound else child.astext() for child in block.children)
+        for sentence, printed, own in sentences(text, [link["bound"] for link in bound]):
+            found = [wrong(*one, page, where, printed) for one in own]
+            bare = COMPARES.search(sentence)
+            if bare and all(any(c.isdigit() for c in number) for number, _ in own):
+                names = ", ".join(target for _, target in own)
+                found.append(
+                    f"{bare[0]} stands beside {names} without an interval: write it as "
+                    f":bound:`{bare[0]} <value>`, with a value that compares"
+                )
+            yield from ((block, f"{page}: {why}; in: {printed}") for why in found if why)
 
 
 def check(app: Sphinx, tree: nodes.document) -> None:
@@ -184,13 +181,9 @@ def answer(docstring: str) -> Iterator[tuple[str, list[tuple[str, str]]]]:
     _, _, box = docstring.partition("\n.. answer::")
     words = " ".join(re.split(r"\n\S|\.\. code-block::", box)[0].split("\n", 1)[-1].split())
     role = re.compile(r":bound:`([^`<]+?)\s*<([^`>]+)>`")
-    rest = role.finditer(words)
-    for sentence in _END.split(role.sub(_BOUND, re.sub(r"\*\*|``", "", words))):
-        own = [next(rest).groups() for _ in range(sentence.count(_BOUND))]
-        for text, _ in own:
-            sentence = sentence.replace(_BOUND, text, 1)
-        if own:
-            yield sentence, own
+    plain = role.sub(_BOUND, re.sub(r"\*\*|``", "", words))
+    for _, printed, own in sentences(plain, role.findall(words)):
+        yield printed, own
 
 
 def said(record: Record, page: str, text: str, target: str) -> str:

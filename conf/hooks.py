@@ -22,7 +22,6 @@ import roundoff
 from roundoff.page import use_style
 from roundoff.record import RECORDED
 
-SECTIONS = ("numerics", "fusion", "kernels")
 # In their order, each with what it is the answer to in words that its title may not have: search.py
 # counts each like a title's, and half as much again, as another page may say it more often.
 PAGES = {
@@ -55,11 +54,6 @@ PAGES = {
     "install": "install installation GPU CUDA driver pip",
     "cite": "cite citation BibTeX",
 }  # fmt: skip
-
-
-def section_order(folder: str) -> int:
-    """Place of a section in the gallery."""
-    return SECTIONS.index(Path(folder).name)
 
 
 def page_order(page: str | Path) -> tuple[int, str]:

@@ -28,15 +28,20 @@ import roundoff.reductions
 from roundoff.compare import scaled_error
 from roundoff.workers import Workers
 
-from .pages import small_decoder, snippets, study_of
+from .pages import Snippet, small_decoder, snippets, study_of
 
 CUDA = torch.cuda.is_available()
 FLOATS = [torch.float32, torch.float16, torch.bfloat16]
 
 
-def path_of(*places: str) -> Any:
-    """Marks a test as the path of these snippets, which it gets one by one as *place*."""
-    return pytest.mark.parametrize("place", places)
+@pytest.fixture
+def snippet(request: pytest.FixtureRequest) -> Snippet:
+    return snippets()[request.param]
+
+
+def path_of(place: str) -> Any:
+    """Marks a test as the path of a snippet."""
+    return pytest.mark.parametrize("snippet", [place], indirect=True)
 
 
 def drawn(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -51,7 +56,7 @@ def off(truth: torch.Tensor, made: torch.Tensor) -> float:
 def test_every_snippet_has_a_path() -> None:
     tests = [f for name, f in globals().items() if name.startswith("test_")]
     marks = [mark.args for test in tests for mark in getattr(test, "pytestmark", [])]
-    tried = [args[1] for args in marks if args and args[0] == "place"]
+    tried = [args[1] for args in marks if args and args[0] == "snippet"]
     assert set().union(*tried) == set(snippets())
 
 
@@ -71,12 +76,12 @@ def only_imported(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize(("rows", "widths"), [(1, [80, 16, 16]), (37, [7, 130, 1])], ids=str)
 def test_joined_weights_give_the_three_products(
-    place: str, dtype: torch.dtype, rows: int, widths: list[int]
+    snippet: Snippet, dtype: torch.dtype, rows: int, widths: list[int]
 ) -> None:
     x = drawn(rows, 83, seed=1, dtype=dtype)
     weights = [drawn(83, n, seed=n + 2, dtype=dtype) for n in widths]
     given = dict(zip(("query", "key", "value"), weights, strict=True))
-    left = snippets()[place].run(torch=torch, x=x, widths=widths, **given)
+    left = snippet.run(torch=torch, x=x, widths=widths, **given)
     for made, weight in zip((left["q"], left["k"], left["v"]), weights, strict=True):
         assert made.dtype == dtype
         assert off(x.double() @ weight.double(), made) < 16
@@ -88,7 +93,7 @@ def test_joined_weights_give_the_three_products(
 @path_of("plot_llama_backend")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_the_fastest_backend_gives_eagers_result_call_after_call(
-    place: str, dtype: torch.dtype, only_imported: Any
+    snippet: Snippet, dtype: torch.dtype, only_imported: Any
 ) -> None:
     torch._dynamo.reset()
     parts = [torch.nn.Embedding(53, 40), torch.nn.LayerNorm(40), torch.nn.Linear(40, 24)]
@@ -99,7 +104,7 @@ def test_the_fastest_backend_gives_eagers_result_call_after_call(
     ]
     given = {"roundoff": only_imported, "partial": functools.partial, "torch": torch}
     with torch.no_grad():
-        left = snippets()[place].run(**given, model=model, ids=prompts[0])
+        left = snippet.run(**given, model=model, ids=prompts[0])
         made = [left["y"].clone(), *(left["fast"](ids).clone() for ids in prompts[1:])]
         eager = [model(ids) for ids in prompts]
         assert torch.equal(left["mine"](prompts[0]), eager[0]), "the shortest backend is eager"
@@ -120,7 +125,9 @@ def prompts_of(lengths: list[int]) -> dict[str, torch.Tensor]:
 
 
 @path_of("plot_whole_model")
-def test_a_compiled_model_writes_eagers_tokens(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiled_model_writes_eagers_tokens(
+    snippet: Snippet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch._dynamo.reset()
     options = {"max_new_tokens": 20, "do_sample": False}
     asked = [prompts_of([5, 9]) | options, prompts_of([13, 4]) | options]
@@ -132,7 +139,7 @@ def test_a_compiled_model_writes_eagers_tokens(place: str, monkeypatch: pytest.M
         torch, "compile", lambda *a, **k: backends.append(k["backend"]) or plain(*a, **k)
     )
     with torch.no_grad():
-        made = [snippets()[place].run(model=model, inputs=inputs)["_"] for inputs in asked]
+        made = [snippet.run(model=model, inputs=inputs)["_"] for inputs in asked]
         wanted = [eager.generate(**inputs).tolist() for inputs in asked]
     for (static, configured), text in zip(made, wanted, strict=True):
         assert static.tolist() == configured.tolist() == text
@@ -146,7 +153,7 @@ def test_a_compiled_model_writes_eagers_tokens(place: str, monkeypatch: pytest.M
 @path_of("plot_batch_invariance")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_invariant_texts_have_the_same_bits_alone_and_in_a_batch(
-    place: str, dtype: torch.dtype, only_imported: Any
+    snippet: Snippet, dtype: torch.dtype, only_imported: Any
 ) -> None:
     model = small_decoder("Llama").to(dtype)
     lengths = [9, 4, 6]
@@ -163,7 +170,7 @@ def test_invariant_texts_have_the_same_bits_alone_and_in_a_batch(
     for row in rows:
         longest = max(lengths[row])
         given = {k: v[row, -longest:] for k, v in together.items()}
-        left = snippets()[place].run(model=model, batch=given | options)
+        left = snippet.run(model=model, batch=given | options)
         assert left["model"] is model, "changed in place"
         texts.append(left["text"])
     for i, alone in enumerate(texts[1:]):
@@ -178,14 +185,14 @@ def test_invariant_texts_have_the_same_bits_alone_and_in_a_batch(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", ["Llama", "Qwen2"])
 def test_a_trainer_reads_the_bits_that_a_sampler_wrote(
-    place: str, kind: str, dtype: torch.dtype, only_imported: Any
+    snippet: Snippet, kind: str, dtype: torch.dtype, only_imported: Any
 ) -> None:
     model = small_decoder(kind).to(dtype).requires_grad_(True)
     batch = {k: v[:, -7:] for k, v in prompts_of([7, 7, 7]).items()}
     kept: list[torch.Tensor] = []
     handle = model.lm_head.register_forward_hook(lambda *call: kept.append(call[2]))
     torch.manual_seed(4)
-    left = snippets()[place].run(model=model, batch=batch | {"max_new_tokens": 12})
+    left = snippet.run(model=model, batch=batch | {"max_new_tokens": 12})
     handle.remove()
     assert left["model"] is model, "changed in place"
     assert left["texts"].shape == (3, 19)
@@ -210,13 +217,15 @@ def norm_of(m: int, n: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
 
 @path_of("plot_layer_norm_ladder")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_rows_in_pieces_give_the_gradients_of_a_layer_norm(place: str, dtype: torch.dtype) -> None:
+def test_rows_in_pieces_give_the_gradients_of_a_layer_norm(
+    snippet: Snippet, dtype: torch.dtype
+) -> None:
     page = study_of("layer_norm_ladder")["ours"]
     norm = {k: v.to("cuda" if CUDA else "cpu") for k, v in norm_of(30, 33, dtype).items()}
     given = {name: norm[name] for name in ("x", "dy", "mean", "rstd")} | {"w": norm["weight"]}
     for name in ("pieces_backward", "add_partial_sums"):
         given[name] = getattr(page, name)
-    left = snippets()[place].run(torch=torch, **given)
+    left = snippet.run(torch=torch, **given)
     dx, sums = left["dx"], left["sums"].to(dtype)
     for name, made in (("dx", dx), ("dw", sums[0]), ("db", sums[1])):
         assert off(norm[f"exact {name}"], made) < 16, name
@@ -226,14 +235,14 @@ def test_rows_in_pieces_give_the_gradients_of_a_layer_norm(place: str, dtype: to
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("m", "n"), [(7, 200), (3, 1)])
 def test_our_layer_norm_is_torchs_with_its_gradients(
-    place: str, m: int, n: int, dtype: torch.dtype
+    snippet: Snippet, m: int, n: int, dtype: torch.dtype
 ) -> None:
     device = "cuda" if CUDA else "cpu"
     given = {k: v.to(device) for k, v in norm_of(m, n, dtype).items()}
     gradients = []
     for _ in range(2):
         leaves = {k: given[k].clone().requires_grad_() for k in ("x", "weight", "bias")}
-        left = snippets()[place].run(**leaves, dy=given["dy"])
+        left = snippet.run(**leaves, dy=given["dy"])
         assert off(given["exact y"], left["y"]) < 16
         gradients.append([leaf.grad for leaf in leaves.values()])
     for name, made in zip(("dx", "dw", "db"), gradients[0], strict=True):
@@ -246,13 +255,12 @@ def test_our_layer_norm_is_torchs_with_its_gradients(
 
 
 @path_of("plot_all_reduce_order")
-def test_gathered_gradients_have_the_same_sum_on_any_number_of_ranks(place: str) -> None:
+def test_gathered_gradients_have_the_same_sum_on_any_number_of_ranks(snippet: Snippet) -> None:
     data = drawn(6, 1003, seed=11) * torch.logspace(-3, 3, 1003)
-    snippet = snippets()[place].code
 
     def total(mine: torch.Tensor) -> torch.Tensor:
         names = {"torch": torch, "dist": dist, "functools": functools, "mine": mine}
-        exec(snippet, names)
+        exec(snippet.code, names)
         return names["total"]
 
     with Workers(6) as workers:
@@ -273,13 +281,13 @@ def test_gathered_gradients_have_the_same_sum_on_any_number_of_ranks(place: str)
 @path_of("plot_bits_to_words")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_the_gap_is_that_of_the_two_best_and_float32_writes_float64s_text(
-    place: str, dtype: torch.dtype
+    snippet: Snippet, dtype: torch.dtype
 ) -> None:
     model = small_decoder("Llama").to(dtype)
     exact = copy.deepcopy(model).double()
     inputs = prompts_of([7, 7, 7]) | {"max_new_tokens": 24, "do_sample": False}
     logits = model(inputs["input_ids"]).logits
-    left = snippets()[place].run(model=model, logits=logits)
+    left = snippet.run(model=model, logits=logits)
     best = np.sort(logits.detach().double().numpy(), -1)
     truth = torch.from_numpy(best[..., -1] - best[..., -2])
     error = (left["gap"].double() - truth).abs()
@@ -294,7 +302,7 @@ def test_the_gap_is_that_of_the_two_best_and_float32_writes_float64s_text(
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.filterwarnings("ignore:Specified provider")
 def test_without_tf32_both_have_float32s_error(
-    place: str, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    snippet: Snippet, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x, w = drawn(37, 210, seed=3), drawn(210, 85, seed=4)
     model = onnx.parser.parse_model(
@@ -304,7 +312,7 @@ def test_without_tf32_both_have_float32s_error(
     monkeypatch.chdir(tmp_path)
     onnx.save(model, "model.onnx")
     torch.set_float32_matmul_precision("high")  # what a reader may have
-    (session, _) = snippets()[place].run(onnxruntime=onnxruntime, torch=torch)["_"]
+    (session, _) = snippet.run(onnxruntime=onnxruntime, torch=torch)["_"]
     assert torch.get_float32_matmul_precision() == "highest"
     if device == "cuda":
         assert session.get_providers()[0] == "CUDAExecutionProvider"
@@ -326,7 +334,7 @@ KINDS: dict[str, Callable[[np.random.Generator], np.ndarray]] = {
 
 @path_of("plot_reduction_order")
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_sum_is_right_in_every_order(place: str, kind: str, only_imported: Any) -> None:
+def test_a_sum_is_right_in_every_order(snippet: Snippet, kind: str, only_imported: Any) -> None:
     """In float64 within its bound, and rounded once; exactly, with the same bits, by the others."""
     rng = np.random.default_rng(9)
     values = KINDS[kind](rng).astype(np.float32)
@@ -335,7 +343,7 @@ def test_a_sum_is_right_in_every_order(place: str, kind: str, only_imported: Any
     half_a_unit = float(np.spacing(np.float32(abs(exact)))) / 2
     # Any order of n - 1 additions in float64 is within this of the truth.
     bound = len(values) * 2.0**-53 * math.fsum(np.abs(values))
-    of_numpy, of_torch, of_binned, imports, of_kernel = snippets()[place].statements()
+    of_numpy, of_torch, of_binned, imports, of_kernel = snippet.statements()
     has_triton = importlib.util.find_spec("triton") is not None
     names = imports.run() if has_triton else {}
     device = "cuda" if CUDA else "cpu"
@@ -351,9 +359,9 @@ def test_a_sum_is_right_in_every_order(place: str, kind: str, only_imported: Any
         assert {float(left["_"][0]) for left in results} == {rounded}
 
 
-def tolerance_of(place: str, which: int, names: dict[str, Any]) -> bool:
+def tolerance_of(snippet: Snippet, which: int, names: dict[str, Any]) -> bool:
     """Whether a result passes the first or the second part of the snippet."""
-    statements = snippets()[place].statements()
+    statements = snippet.statements()
     try:
         for statement in statements[:3] if which == 0 else statements[3:]:
             names |= statement.run(**names)
@@ -366,16 +374,16 @@ def tolerance_of(place: str, which: int, names: dict[str, Any]) -> bool:
 @pytest.mark.parametrize("scale", [1.0, 2.0**-24, 2.0**30])
 @pytest.mark.parametrize("terms", [1, 37, 1500])
 def test_a_bound_passes_another_order_and_fails_a_missing_term(
-    place: str, terms: int, scale: float, only_imported: Any
+    snippet: Snippet, terms: int, scale: float, only_imported: Any
 ) -> None:
     names = {"roundoff": only_imported, "b": drawn(terms, 23, seed=2)}
     for seed in range(40):
         names["a"] = a = scale * drawn(7, terms, seed=50 + seed)
         order = torch.randperm(terms, generator=torch.Generator().manual_seed(seed))
         names["got"] = a[:, order] @ names["b"][order]
-        assert tolerance_of(place, 0, names)
+        assert tolerance_of(snippet, 0, names)
         names["got"] = a[:, 1:] @ names["b"][1:]
-        assert not tolerance_of(place, 0, names)
+        assert not tolerance_of(snippet, 0, names)
 
 
 @path_of("plot_which_tolerance")
@@ -385,7 +393,7 @@ def test_a_bound_passes_another_order_and_fails_a_missing_term(
     ids=str,
 )
 def test_a_calibrated_tolerance_passes_fresh_inputs_and_fails_a_fault(
-    place: str, dtype: torch.dtype, scale: float, fault: float, only_imported: Any
+    snippet: Snippet, dtype: torch.dtype, scale: float, fault: float, only_imported: Any
 ) -> None:
     """In any type; and where no activation changes with it, at another scale."""
     weight = drawn(300, 17, seed=5, dtype=dtype)
@@ -403,10 +411,10 @@ def test_a_calibrated_tolerance_passes_fresh_inputs_and_fails_a_fault(
     failed = 0
     for seed in range(1000, 1060):
         names["y"] = scale * drawn(9, 300, seed=seed, dtype=dtype)
-        failed += not tolerance_of(place, 1, names)
+        failed += not tolerance_of(snippet, 1, names)
     assert failed <= 1
     names["new"] = lambda x: new(x) * (fault if x is names["y"] else 1)
-    assert not tolerance_of(place, 1, names)
+    assert not tolerance_of(snippet, 1, names)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -426,7 +434,7 @@ def test_deterministic_algorithms_give_one_result_in_every_run(device: str) -> N
 
 @path_of("README.md")
 def test_the_file_of_a_reader_is_compared(
-    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    snippet: Snippet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     """A model that torch exports, with its weights in a second file, in an empty folder."""
     parts = [torch.nn.Linear(19, 37), torch.nn.Tanh(), torch.nn.LayerNorm(37)]
@@ -437,7 +445,7 @@ def test_the_file_of_a_reader_is_compared(
     torch.onnx.export(module, example, tmp_path / "model.onnx", dynamo=True, verbose=False)
     monkeypatch.chdir(tmp_path)
     capsys.readouterr()
-    comparison = snippets()[place].run()["comparison"]
+    comparison = snippet.run()["comparison"]
     # What its comments say is printed.
     said = capsys.readouterr().out
     for begins in ("first differs at node: ", "nearer the truth: ", "advice: "):

@@ -15,12 +15,6 @@ from roundoff.errors import RoundoffError
 
 F, N = torch.nn.functional, torch.nn
 Tensors = tuple[torch.Tensor, ...]
-SLOW = pytest.mark.slow(reason="more of what a quick case beside it samples")
-
-
-def rest(*values: Any) -> list[Any]:
-    """Values of a parameter that are left to the slow tests."""
-    return [pytest.param(v, marks=SLOW) for v in values]
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +66,7 @@ NORMS: dict[str, tuple[Callable[[], N.Module], tuple[int, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("name", [*list(NORMS)[::2], *rest(*list(NORMS)[1::2])])
+@pytest.mark.parametrize("name", NORMS)
 def test_norms_in_train(name: str) -> None:
     make, shape = NORMS[name]
     same_calls(make().train(), normal(*shape))
@@ -106,9 +100,7 @@ RANDOM: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [*list(RANDOM)[::3], *rest(*(n for i, n in enumerate(RANDOM) if i % 3))]
-)
+@pytest.mark.parametrize("name", RANDOM)
 def test_random_functions_follow_the_seed(name: str) -> None:
     """Eager's numbers for eager's seed, and others at the next call."""
     x = torch.randn(30, 30, generator=torch.Generator().manual_seed(0))
@@ -193,8 +185,8 @@ PARAMETRIZED: dict[str, Callable[[], N.Module]] = {
 }
 
 
-@pytest.mark.parametrize("training", [True, *rest(False)])
-@pytest.mark.parametrize("name", ["spectral_norm", *rest(*list(PARAMETRIZED)[1:])])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", PARAMETRIZED)
 def test_parametrized_weights(name: str, training: bool) -> None:
     torch.manual_seed(0)
     module = PARAMETRIZED[name]().train(training)

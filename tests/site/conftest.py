@@ -24,15 +24,6 @@ SITE = ROOT / "build" / "test-site"
 REQUIRED = os.environ.get("ROUNDOFF_BROWSER") == "required"
 PAGES = "plot_reduction_order,plot_gemm_fusion"
 COMMAND = [sys.executable, "-m", "sphinx", "-c", "conf", "-d", "build/doctrees"]
-FLAGS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-sync",
-    "--disable-background-networking",
-    "--disable-component-update",
-)
 
 
 def sphinx(root: Path, *options: str, fast: bool = True, **env: str) -> subprocess.CompletedProcess:
@@ -133,6 +124,6 @@ def browser() -> Iterator:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=program, args=list(FLAGS))
+        chromium = playwright.chromium.launch(executable_path=program)
         yield chromium
         chromium.close()

@@ -8,7 +8,6 @@ as it is: dynamo guards it, and compiles again where it is another.
 
 from __future__ import annotations
 
-import inspect
 import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -116,7 +115,7 @@ def _written(c: Converter, node: torch.fx.Node, refused: Mapping[str, str]) -> A
     if reason is None:
         reason = "no form in ONNX is known to compute the same"
         write: Any = TABLE.get(node.target)
-        if write is not None and _takes(write, node):
+        if write is not None:
             try:
                 result = write(c, node, *node.args, **node.kwargs)
             except LeftToTorchError as e:
@@ -145,12 +144,3 @@ def _of_its_types(c: Converter, node: torch.fx.Node) -> str | None:
     if c.on_cpu and torch.bfloat16 in types:
         return "ONNX Runtime has few kernels of bfloat16 on a processor"
     return None
-
-
-def _takes(write: Any, node: torch.fx.Node) -> bool:
-    """Whether an entry of the table knows all arguments of this call."""
-    try:
-        inspect.signature(write).bind(None, node, *node.args, **node.kwargs)
-    except TypeError:
-        return False
-    return True

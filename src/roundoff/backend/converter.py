@@ -339,7 +339,7 @@ class Converter:
         }
         if name not in pairs:
             raise UnsupportedError("a size that ONNX cannot compute", got=str(e))
-        first, *rest = [self._computed(a) if not a.is_Symbol else self.size(str(a)) for a in e.args]
+        first, *rest = [self._computed(a) for a in e.args]
         for other in rest:
             first = self.op(pairs[name], first, other)
         return first

@@ -88,7 +88,4 @@ def known(size: Dim, values: Mapping[str, int] | set[str]) -> bool:
 
 def hint(size: Any) -> int:
     """The size that torch saw when it traced the graph."""
-    if not isinstance(size, torch.SymInt):
-        return int(size)
-    value = size.node.hint
-    return 8 if value is None else int(value)
+    return (size.node.hint or 8) if isinstance(size, torch.SymInt) else int(size)

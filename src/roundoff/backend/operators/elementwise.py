@@ -97,7 +97,6 @@ for _name, _op, _boolean in (
     writes(f"{_name}.Tensor", f"{_name}.Scalar")(_binary(_op, _boolean))
 for _name, _op in (
     ("div.Tensor", "Div"),
-    ("div.Scalar", "Div"),
     ("maximum", "Max"),
     ("minimum", "Min"),
 ):
@@ -118,7 +117,7 @@ def _pow(c: Converter, node: Any, a: Any, b: Any) -> Any:
 def _compared(op: str, negated: bool = False) -> Callable[..., Any]:
     def write(c: Converter, node: Any, a: Any, b: Any) -> ir.Value:
         known = [x.meta["val"] if isinstance(x, torch.fx.Node) else x for x in (a, b)]
-        plain = [k if isinstance(k, torch.Tensor) else _python(k) for k in known]
+        plain = [1 if isinstance(k, torch.SymInt) else k for k in known]
         kind = onnx_type(torch.result_type(*plain))
         if kind == BOOL and op != "Equal":
             kind = ir.DataType.INT32
@@ -126,10 +125,6 @@ def _compared(op: str, negated: bool = False) -> Callable[..., Any]:
         return c.op("Not", made) if negated else made
 
     return write
-
-
-def _python(number: Any) -> Any:
-    return 1 if isinstance(number, torch.SymInt) else number
 
 
 for _name, _op, _negated in (

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from onnx import AttributeProto, ModelProto, NodeProto, TypeProto
 
-from roundoff.errors import ModelError, UnsupportedError
+from roundoff.errors import UnsupportedError
 from roundoff.graph.protos import bodies, captured
 
 from .checks import infer, schema_of, small_integer
@@ -67,7 +67,7 @@ class Lowering:
 
         Raises
         ------
-        ModelError, UnsupportedError, DtypeError, ShapeError
+        UnsupportedError, DtypeError, ShapeError, ModelError
         """
         proto = self.model.graph
         self.opsets = {domain_of(o.domain): o.version for o in self.model.opset_import}
@@ -103,11 +103,6 @@ class Lowering:
 
     def _node(self, proto: NodeProto, domain: str, name: str) -> None:
         graph, custom = self.graph, self.replaced(domain, proto.op_type)
-        if domain not in self.opsets and not custom:
-            raise ModelError(
-                f"node {name!r} ({domain}.{proto.op_type}): the model does not import its domain",
-                expected=f"an opset_import for {domain!r}",
-            )
         opset = self.opsets.get(domain, 0)
         schema = None if custom else schema_of(domain, proto.op_type, opset)
         copy = NodeProto()

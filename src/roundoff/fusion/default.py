@@ -13,16 +13,6 @@ import onnx_ir as ir
 from .editor import Dim, Editor, reshape_target, static
 from .rule import Refusal, Rule
 
-__all__ = [
-    "DEFAULT",
-    "DropNoOps",
-    "FoldConstants",
-    "MergeReshapes",
-    "MergeTransposes",
-    "ReshapedTranspose",
-    "SlicesToSplit",
-]
-
 #: Operators that give the same elements, in the same order, another shape.
 RELABEL = ("Reshape", "Unsqueeze", "Squeeze", "Flatten")
 INTEGERS = (ir.DataType.INT64, ir.DataType.INT32)

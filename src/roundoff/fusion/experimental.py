@@ -19,16 +19,6 @@ from .attention import BY_TOKEN, same_shape
 from .editor import OURS, Editor, both_orders
 from .rule import Refusal, Rule
 
-__all__ = [
-    "EXPERIMENTAL",
-    "KERNELS",
-    "AddRmsNorm",
-    "EmbedRmsNorm",
-    "PlainAttention",
-    "RotaryQkv",
-    "SiluTimesUp",
-]
-
 
 def missing(processor: str, interpret: bool) -> str | None:
     """Why our kernels cannot run there; None where they can."""

@@ -16,18 +16,6 @@ from .attention import Attention, PackedAttention, RotaryAttention, check_type, 
 from .editor import MICROSOFT, Editor, both_orders, size_product, static
 from .rule import Refusal, Rule
 
-__all__ = [
-    "ONNXRUNTIME",
-    "PackedProducts",
-    "PackedRotary",
-    "RmsNorm",
-    "Rotary",
-    "Silu",
-    "SkipRmsNorm",
-    "SpreadLengths",
-    "TransposedProduct",
-]
-
 #: Attributes of FusedMatMul of a transposed second operand.
 TRANSPOSED: dict[str, Any] = {"transA": 0, "transB": 1, "alpha": 1.0}
 

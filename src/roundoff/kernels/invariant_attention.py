@@ -152,7 +152,8 @@ def attention(
         # The gradients are torch's, and do not read this result. Its values are ours.
         with by_torch(q):
             y = _attention_of_torch(q, k, v, _visible(seen, keys), scale)
-        y.data.copy_(attend(q, k, v, seen, scale))
+        with torch.no_grad():
+            y.copy_(attend(q, k, v, seen, scale))
         return y
     return attend(q, k, v, seen, scale)
 

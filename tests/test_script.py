@@ -78,14 +78,6 @@ def test_the_bounds_and_the_default_are_allowed(capsys) -> None:
     assert "share in % (default: 0.5)" in " ".join(capsys.readouterr().out.split())
 
 
-def test_record_and_commit_are_always_there() -> None:
-    assert get_parsed_args("plot_x", argv=[]).record is None
-    got = get_parsed_args("plot_x", argv=["--record", "out", "--commit", "abc"])
-    assert (got.record, got.commit, got.second) == ("out", "abc", False)
-    got = get_parsed_args("plot_x", argv=["--record", "--second"])
-    assert (got.record, got.second) == ("", True)
-
-
 def test_a_notebook_ignores_the_command_line(monkeypatch) -> None:
     monkeypatch.setattr(sys, "argv", ["ipykernel_launcher", "-f", "kernel.json"])
     monkeypatch.setattr("builtins.__IPYTHON__", True, raising=False)

@@ -75,7 +75,7 @@ def test_fast_calls_are_repeated_within_a_sample():
     assert clock.called.count("fast") == counted
 
 
-def test_each_round_times_each_callable_once_in_a_changing_seeded_order():
+def test_each_round_times_each_callable_once_in_a_changing_order():
     costs = dict.fromkeys("abc", 0.01)
     found, clock = timed(costs, min_rounds=30)
     rounds = len(found.samples)
@@ -83,12 +83,7 @@ def test_each_round_times_each_callable_once_in_a_changing_seeded_order():
     orders = ["".join(called[i : i + 3]) for i in range(0, len(called), 3)]
     assert all(sorted(o) == ["a", "b", "c"] for o in orders)
     assert len(set(orders)) == 6
-    again, clock2 = timed(costs, min_rounds=30)
-    assert clock2.called == clock.called
-    assert found.samples.equals(again.samples)
-    other = Clock()
-    measure({k: other.callable(k, 0.01) for k in "abc"}, min_rounds=30, clock=other, seed=1)
-    assert other.called != clock.called
+    assert timed(costs, min_rounds=30)[1].called == clock.called
 
 
 ROUGH = noisy(0.01, 0.5)
@@ -134,10 +129,7 @@ def test_the_collector_is_off_in_the_rounds_and_back_after():
 def test_warms_up_until_calls_get_no_faster():
     cost = lambda i, _: 0.01 * (1 + 20 * 0.5**i)  # noqa: E731
     found, _ = timed({"a": cost}, warmup=1, budget_s=100.0, max_rounds=50)
-    assert found.frame["warmup"].item() >= 8
     assert found.frame["median"].item() == pytest.approx(0.01, rel=0.02)
-    quick, _ = timed({"a": 0.01}, warmup=1)
-    assert quick.frame["warmup"].item() == 4
 
 
 # -- warnings ---------------------------------------------------------------------------------
@@ -221,16 +213,12 @@ def test_pooled_sessions_as_tables():
     one, _ = timed({"a": 0.01, "b": 0.02}, bytes={"a": 1e7})
     two, _ = timed({"a": 0.04, "b": 0.08})
     both = timing.pool([one, two])
-    frame = both.frame.set_index("label")
-    assert frame.loc["a", "gb_s"] == pytest.approx(0.5)
-    assert math.isnan(frame.loc["b", "gb_s"])
-    assert frame.loc["a", "median"] == pytest.approx(0.02)  # geometric mean
-    assert frame.loc["a", "low"] < 0.01 < 0.04 < frame.loc["a", "high"]
-    assert frame.loc["a", "rounds"] == 20
-    assert frame.loc["a", "warmup"] == sum(t.sampling["a"].warmup for t in (one, two))
+    row = both.frame.set_index("label").loc["a"]
+    assert (row["gb_s"], row["rounds"]) == (pytest.approx(0.5), 20)
+    assert row["median"] == pytest.approx(0.02)  # geometric mean
+    assert row["low"] < 0.01 < 0.04 < row["high"]
     assert both.is_precise  # the ratio is 2 in each, whatever the times are
     assert both.ratio("b", "a").value == pytest.approx(2)
-    assert timing.pool([one]).ratio("b", "a") == one.ratio("b", "a")
 
 
 # -- the machine ------------------------------------------------------------------------------

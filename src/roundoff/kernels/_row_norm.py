@@ -304,9 +304,9 @@ class Backward:
         self.first = [
             launch_of(kind, function, index, (*constants, *turn), **options) for turn in turns
         ]
-        size, columns, warps = second_stage_tiling(count, n)
+        size, columns = second_stage_tiling(count, n)
         early = _early_launch(index)
-        options = {"num_warps": warps} | ({"launch_pdl": True} if early else {})
+        options = {"num_warps": 4} | ({"launch_pdl": True} if early else {})
         constants = (size, columns, early)
         self.second = launch_of((n, *types), kernels.second_stage, index, constants, **options)
         self.second_grid, self.second_counts = (-(-n // columns), 1 + centred), (count, n)

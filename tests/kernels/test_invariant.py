@@ -317,14 +317,6 @@ def test_a_long_product_in_float32_errs_no_more_than_torchs(chains):
     assert error <= 0.29 * ((16 + 16 + k / 256) / 2 + 1) ** 0.5 * unit
 
 
-@by_type
-def test_a_batch_of_products(dtype, chains):
-    x, weight = draw(3, 17, 40, dtype=dtype), draw(3, 40, 21, dtype=dtype, seed=1).mT
-    made = batched(x, weight)
-    assert CUDA or torch.equal(made[1], matmul(x[1], weight[1]))
-    assert torch.equal(batched(x[1:2, 5:6], weight[1:2])[0, 0], made[1, 5])
-
-
 @pytest.mark.parametrize(("m", "n", "k"), [(0, 4, 4), (4, 0, 4), (3, 4, 0)])
 def test_empty_sizes_are_as_in_torch(m, n, k):
     x, weight, bias = draw(m, k), draw(n, k), draw(n)

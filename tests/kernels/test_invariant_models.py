@@ -139,23 +139,17 @@ def test_values_and_gradients_are_torchs(name):
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="a CPU has one way")
 @pytest.mark.parametrize(("n", "k"), [(576, 1536), (1024, 8192), (64, 200), (4096, 14336)])
-def test_a_linear_takes_each_way_of_the_product_with_gradients(n, k):
+def test_a_linear_takes_each_way_of_the_product(n, k):
     """cuBLAS adds some of these as our kernel does, some by halves, some never."""
     linear = torch.nn.Linear(k, n, bias=False).to(DEVICE, torch.bfloat16)
     changed_one = roundoff.invariant(torch.nn.Sequential(copy.deepcopy(linear)))
     x = draw(300, k).to(torch.bfloat16)
+    alone = torch.cat([changed_one(x[i : i + 1]) for i in range(300)])
     for rows in (1, 8, 300):
-        made = []
-        for one in (linear, changed_one):
-            given = x[:rows].clone().requires_grad_()
-            y = one(given)
-            made.append(
-                (y, *torch.autograd.grad(y, [given, *one.parameters()], torch.ones_like(y)))
-            )
-        alone = torch.cat([changed_one(x[i : i + 1]) for i in range(rows)])
-        assert torch.equal(made[1][0], alone)
-        for a, b in zip(*made, strict=True):
-            torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2 * float(b.detach().abs().max()))
+        made = changed_one(x[:rows])
+        assert torch.equal(made, alone[:rows])
+        assert made.grad_fn is not None
+    torch.testing.assert_close(made, linear(x), rtol=2e-2, atol=2e-2 * float(made.abs().max()))
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="transformers compiles each step on a GPU alone")

@@ -85,11 +85,10 @@ def laid_out(values, layout):
     has_weight=st.booleans(),
     has_bias=st.booleans(),
     parameter=st.sampled_from([None, torch.float32]),
-    programs=st.sampled_from([None, 1, 3, 1000]),
     eps=st.sampled_from([1e-5, 0.5]),
 )
 def test_any_shape_layout_and_parameters(
-    norm, leading, columns, dtype, layout, has_weight, has_bias, parameter, programs, eps
+    norm, leading, columns, dtype, layout, has_weight, has_bias, parameter, eps
 ):
     generator = torch.Generator().manual_seed(columns)
     shapes = (*leading, columns), (*leading, columns), (columns,), (columns,)
@@ -99,7 +98,7 @@ def test_any_shape_layout_and_parameters(
     )
     w, b = w.to(parameter or dtype), b.to(parameter or dtype)
     tensors = x, dy, w if has_weight else None, b if has_bias else None
-    made = results(norm, *tensors, eps=eps, programs=programs)
+    made = results(norm, *tensors, eps=eps)
     assert_near(made, truth(norm, *tensors, eps=eps))
 
 
@@ -156,10 +155,10 @@ def same(a, b):
     return all(torch.equal(p, q) for p, q in zip(a, b, strict=True))
 
 
-def shared(centred, tiling, x, dy, w, b, programs=0):
+def shared(centred, tiling, x, dy, w, b):
     """y, dx, dw and db with a given tiling of the backward."""
     y, stats = engine.forward_of(x, w, b, 1e-5, centred)
-    made = engine.gradients_of(dy, x, w, b, stats, programs=programs, tiling=tiling)
+    made = engine.gradients_of(dy, x, w, b, stats, tiling=tiling)
     return [y, *made] if b is not None else [y, *made[:2]]
 
 
@@ -173,18 +172,17 @@ def shared(centred, tiling, x, dy, w, b, programs=0):
     piece=st.sampled_from([16, 32]),
     hold=st.booleans(),
     dtype=st.sampled_from(TYPES),
-    programs=st.sampled_from([0, 1, 3]),
 )
-def test_rows_that_programs_share(norm, rows, columns, ahead, shares, piece, hold, dtype, programs):
+def test_rows_that_programs_share(norm, rows, columns, ahead, shares, piece, hold, dtype):
     centred = norm is layer_norm
     tiling = Tiling(1, piece, -(-columns // (shares * piece)), 1, ahead, 1, hold, shares)
     x, dy, w, b = draw(rows, columns, dtype, seed=columns)
     tensors = x, dy, w, b if centred else None
-    made = shared(centred, tiling, *tensors, programs)
+    made = shared(centred, tiling, *tensors)
     assert_near(made, truth(norm, *tensors))
     if interpreting():
         with shuffled_programs(rows):
-            assert same(shared(centred, tiling, *tensors, programs), made)
+            assert same(shared(centred, tiling, *tensors), made)
 
 
 @each_norm
@@ -196,19 +194,6 @@ def test_bits_do_not_depend_on_the_order_of_programs(norm, shape):
         with shuffled_programs(seed):
             assert same(first, results(norm, *tensors))
     assert interpreting() or all(same(first, results(norm, *tensors)) for _ in range(100))
-
-
-def test_a_fixed_number_of_programs_ignores_the_machine(monkeypatch):
-    tensors = draw(50, 500)
-    fixed, free = [], []
-    for count in (1, 4, 7):
-        monkeypatch.setattr(tilings, "multiprocessors", lambda index, count=count: count)
-        engine._cases.clear()
-        fixed.append(results(layer_norm, *tensors, programs=5))
-        free.append(results(layer_norm, *tensors))
-    assert same(fixed[0], fixed[1])
-    assert same(fixed[0], fixed[2])
-    assert not (same(free[0], free[1]) and same(free[0], free[2]))
 
 
 @pytest.mark.parametrize("itemsize", [2, 4])
@@ -236,7 +221,7 @@ def test_torch_compile_gives_the_same_bits(norm):
         made.append(torch.autograd.grad(function(*leaves), leaves, dy))
     assert same(*made)
     operands = (*leaves, None)[:3]
-    torch.library.opcheck(torch.ops.roundoff.norm_forward, (*operands, 1e-5, 0, len(leaves) == 3))
+    torch.library.opcheck(torch.ops.roundoff.norm_forward, (*operands, 1e-5, len(leaves) == 3))
     with pytest.raises(RuntimeError, match="setup_context"):  # and not computed wrongly
         torch.func.grad(lambda x: norm(x, 33).sum())(x)
 

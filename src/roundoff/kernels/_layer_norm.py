@@ -36,8 +36,6 @@ def layer_norm(
     weight: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     eps: float = 1e-5,
-    *,
-    programs: int | None = None,
 ) -> torch.Tensor:
     """Layer normalisation over the last dimensions, differentiable once.
 
@@ -55,9 +53,6 @@ def layer_norm(
         Shape `normalized_shape`; their type may differ from that of `x`.
     eps : float
         Added to the variance, not negative.
-    programs : int, optional
-        Partial sums of dweight and dbias. By default a multiple of the device's number of
-        multiprocessors; give a number to get the same bits on devices of different sizes.
 
     Returns
     -------
@@ -72,8 +67,7 @@ def layer_norm(
     DtypeError
         A type that is not among the three.
     ArgumentError
-        Tensors on different devices, `eps` negative, `programs` below 1, or another kind of
-        object.
+        Tensors on different devices, `eps` negative, or another kind of object.
     UnsupportedError
         `x` is on the CPU and the kernels of this process are compiled for a GPU.
 
@@ -89,4 +83,4 @@ def layer_norm(
     >>> layer_norm(torch.tensor([[1.0, 2.0, 3.0, 4.0]], device=device), 4, eps=0.0).cpu()
     tensor([[-1.3416, -0.4472,  0.4472,  1.3416]])
     """
-    return norm(True, x, normalized_shape, weight, bias, eps, programs)
+    return norm(True, x, normalized_shape, weight, bias, eps)

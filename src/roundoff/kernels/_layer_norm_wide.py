@@ -147,8 +147,7 @@ def backward_shared(
     N,
     stride_x,
     stride_dy,
-    groups,  # of J programs, all of which run at the same time
-    parts,  # partial sums; a group may have several, one after another
+    parts,  # partial sums: groups of J programs, all of which run at the same time
     zero,  # 0
     P: tl.constexpr,
     K: tl.constexpr,
@@ -165,7 +164,7 @@ def backward_shared(
     FUSED: tl.constexpr = X.dtype.element_ty != tl.float32
     OPAQUE: tl.constexpr = COMPILED and FUSED
     share = tl.program_id(0) % J
-    group = tl.program_id(0) // J
+    part = tl.program_id(0) // J
     cols = share * (K * P) + tl.arange(0, P)[None, :]
     weight = ()
     for k in tl.static_range(K):
@@ -173,65 +172,64 @@ def backward_shared(
             weight = weight + (columns_at(W, k, P, cols, N),)
     there = SHARES, W, M, N, cols, share
     layout = stride_x, stride_dy, cols, M, N
-    for part in range(group, parts, groups):
-        dw = ()
-        db = ()
-        for _ in tl.static_range(K):
-            if PARTIALS:
-                dw = dw + (tl.full((1, P), 0.0, tl.float32),)
-                if CENTRED:
-                    db = db + (tl.full((1, P), 0.0, tl.float32),)
-        # Rows whose shares are there, and which wait for those of others.
-        held = ()
-        for i in tl.static_range(DEPTH):
-            early = part + i * parts
-            held = held + (taken(X, DY, STATS, early, *layout, P, K, CENTRED),)
-            put_share(held[i], early, weight, *there, J, P, K, HOLD, HAS_W, FUSED, CENTRED)
-        for row in tl.range(part, M, parts):
-            ahead = row + DEPTH * parts
-            wide = tl.full((), 0, tl.int64) + row
-            if COMPILED:
-                later = tl.minimum(wide + (DEPTH + 1) * parts, M - 1)
-                size: tl.constexpr = X.dtype.element_ty.primitive_bitwidth // 8
-                line = tl.minimum(share * (K * P) + tl.arange(0, LINES) * (128 // size), N - 1)
-                fetch(X + later * stride_x + line)
-                fetch(DY + later * stride_dy + line)
-            if FINISH:
-                bits = shares_at(SHARES, row, J)
-            x, dy, mean, rstd = held[0]
-            held = held + (taken(X, DY, STATS, ahead, *layout, P, K, CENTRED),)
-            if FINISH:
-                a, b = sums_of(SHARES, bits, row, J)
-                c1 = a / N * rstd
-                c2 = b / N * rstd
-            if FINISH and row < M:  # always, as in ``backward``
-                next_dw = ()
-                next_db = ()
-                for k in tl.static_range(K):
-                    again = same_bits(x[k], zero, OPAQUE)
-                    xhat = normalised(again, mean, rstd, FUSED, CENTRED)
-                    g = same_bits(dy[k], zero, OPAQUE).to(tl.float32)
-                    wg = g
-                    if HAS_W:
-                        w = weight[k] if HOLD else columns_at(W, k, P, cols, N)
-                        wg = g * same_bits(w, zero, OPAQUE and HOLD).to(tl.float32)
-                    if PARTIALS:
-                        next_dw = next_dw + (dw[k] + g * xhat,)
-                        if CENTRED:
-                            next_db = next_db + (db[k] + g,)
-                    dx = ((wg * rstd - c2) if CENTRED else wg * rstd) - xhat * c1
-                    dx_at = DX + (wide * N + cols) + k * P
-                    tl.store(dx_at, dx.to(DX.dtype.element_ty), mask=cols + k * P < N)
-                dw = next_dw
-                db = next_db
-            if ahead < M:
-                put_share(held[DEPTH], ahead, weight, *there, J, P, K, HOLD, HAS_W, FUSED, CENTRED)
-            held = held[1:]
-        if PARTIALS and FINISH:
-            flat = share * (K * P) + tl.arange(0, P)
+    dw = ()
+    db = ()
+    for _ in tl.static_range(K):
+        if PARTIALS:
+            dw = dw + (tl.full((1, P), 0.0, tl.float32),)
+            if CENTRED:
+                db = db + (tl.full((1, P), 0.0, tl.float32),)
+    # Rows whose shares are there, and which wait for those of others.
+    held = ()
+    for i in tl.static_range(DEPTH):
+        early = part + i * parts
+        held = held + (taken(X, DY, STATS, early, *layout, P, K, CENTRED),)
+        put_share(held[i], early, weight, *there, J, P, K, HOLD, HAS_W, FUSED, CENTRED)
+    for row in tl.range(part, M, parts):
+        ahead = row + DEPTH * parts
+        wide = tl.full((), 0, tl.int64) + row
+        if COMPILED:
+            later = tl.minimum(wide + (DEPTH + 1) * parts, M - 1)
+            size: tl.constexpr = X.dtype.element_ty.primitive_bitwidth // 8
+            line = tl.minimum(share * (K * P) + tl.arange(0, LINES) * (128 // size), N - 1)
+            fetch(X + later * stride_x + line)
+            fetch(DY + later * stride_dy + line)
+        if FINISH:
+            bits = shares_at(SHARES, row, J)
+        x, dy, mean, rstd = held[0]
+        held = held + (taken(X, DY, STATS, ahead, *layout, P, K, CENTRED),)
+        if FINISH:
+            a, b = sums_of(SHARES, bits, row, J)
+            c1 = a / N * rstd
+            c2 = b / N * rstd
+        if FINISH and row < M:  # always, as in ``backward``
+            next_dw = ()
+            next_db = ()
             for k in tl.static_range(K):
-                mask = flat + k * P < N
-                at = PART + (tl.full((), 0, tl.int64) + part) * N + k * P + flat
-                tl.store(at, sum_along(dw[k], 0), mask=mask)
-                if CENTRED:
-                    tl.store(at + parts.to(tl.int64) * N, sum_along(db[k], 0), mask=mask)
+                again = same_bits(x[k], zero, OPAQUE)
+                xhat = normalised(again, mean, rstd, FUSED, CENTRED)
+                g = same_bits(dy[k], zero, OPAQUE).to(tl.float32)
+                wg = g
+                if HAS_W:
+                    w = weight[k] if HOLD else columns_at(W, k, P, cols, N)
+                    wg = g * same_bits(w, zero, OPAQUE and HOLD).to(tl.float32)
+                if PARTIALS:
+                    next_dw = next_dw + (dw[k] + g * xhat,)
+                    if CENTRED:
+                        next_db = next_db + (db[k] + g,)
+                dx = ((wg * rstd - c2) if CENTRED else wg * rstd) - xhat * c1
+                dx_at = DX + (wide * N + cols) + k * P
+                tl.store(dx_at, dx.to(DX.dtype.element_ty), mask=cols + k * P < N)
+            dw = next_dw
+            db = next_db
+        if ahead < M:
+            put_share(held[DEPTH], ahead, weight, *there, J, P, K, HOLD, HAS_W, FUSED, CENTRED)
+        held = held[1:]
+    if PARTIALS and FINISH:
+        flat = share * (K * P) + tl.arange(0, P)
+        for k in tl.static_range(K):
+            mask = flat + k * P < N
+            at = PART + (tl.full((), 0, tl.int64) + part) * N + k * P + flat
+            tl.store(at, sum_along(dw[k], 0), mask=mask)
+            if CENTRED:
+                tl.store(at + parts.to(tl.int64) * N, sum_along(db[k], 0), mask=mask)

@@ -186,11 +186,10 @@ def backward_tiling(columns: int, itemsize: int) -> Tiling:
     return _pieces(columns, 1, large, 8, 3 if size <= 14336 else 2, 1, hold)
 
 
-def second_stage_tiling(count: int, columns: int) -> tuple[int, int, int]:
-    """Partial sums and columns of a tile of the second stage, and its warps."""
+def second_stage_tiling(count: int, columns: int) -> tuple[int, int]:
+    """Partial sums and columns of a tile of the second stage."""
     # The interpreter is quicker with few large tiles; the order of the sum stays the same.
     return (
         min(triton.next_power_of_2(count), 64),
         min(triton.next_power_of_2(columns), 1024 if interpreting() else 16),
-        4,
     )

@@ -33,8 +33,6 @@ def rms_norm(
     normalized_shape: int | Sequence[int],
     weight: torch.Tensor | None = None,
     eps: float | None = None,
-    *,
-    programs: int | None = None,
 ) -> torch.Tensor:
     """RMSNorm over the last dimensions, differentiable once.
 
@@ -52,9 +50,6 @@ def rms_norm(
         Shape `normalized_shape`; its type may differ from that of `x`.
     eps : float, optional
         Added to the mean square, not negative; by default the spacing of float32, as in torch.
-    programs : int, optional
-        Partial sums of dweight. By default a multiple of the device's number of multiprocessors;
-        give a number to get the same bits on devices of different sizes.
 
     Returns
     -------
@@ -68,8 +63,7 @@ def rms_norm(
     DtypeError
         A type that is not among the three.
     ArgumentError
-        Tensors on different devices, `eps` negative, `programs` below 1, or another kind of
-        object.
+        Tensors on different devices, `eps` negative, or another kind of object.
     UnsupportedError
         `x` is on the CPU and the kernels of this process are compiled for a GPU.
 
@@ -88,4 +82,4 @@ def rms_norm(
     """
     if eps is None:
         eps = torch.finfo(torch.float32).eps
-    return norm(False, x, normalized_shape, weight, None, eps, programs)
+    return norm(False, x, normalized_shape, weight, None, eps)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import triton
 
-from ..arguments import check_number, check_whole
+from ..arguments import check_number
 from ..errors import ArgumentError, DtypeError, ShapeError
 from . import _layer_norm_kernels as kernels
 from . import _layer_norm_wide as wide
@@ -29,7 +29,6 @@ __all__ = ["Case", "case_of", "forward_of", "gradients_of", "norm", "normalised"
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _WIDEST = 2**30
 _MANY = 8192
-_MOST_PROGRAMS = 2**20
 _MOST = 2**31 - 1  # Triton takes a larger number as another type
 
 Tensor = torch.Tensor
@@ -40,7 +39,6 @@ def check(
     centred: bool,
     shape: tuple[Any, ...],
     eps: Any,
-    programs: Any,
     x: Tensor,
     weight: Optional,
     bias: Optional,
@@ -83,8 +81,6 @@ def check(
                 f"{name} is on another device than x", got=str(t.device), expected=str(x.device)
             )
     check_number("eps", eps, 0)
-    if programs is not None:
-        check_whole("programs", programs, 1, _MOST_PROGRAMS)
     check_device(x.device, "x")
 
 
@@ -138,14 +134,12 @@ class Case:
         centred: bool,
         shape: tuple[int, ...],
         eps: float,
-        programs: int | None,
         x: Tensor,
         weight: Optional,
         bias: Optional,
     ) -> None:
-        check(centred, shape, eps, programs, x, weight, bias)
+        check(centred, shape, eps, x, weight, bias)
         self.centred, self.shape, self.columns = centred, shape, math.prod(shape)
-        self.programs = programs or 0
         self.x_shape, self.dtype, self.device = x.shape, x.dtype, x.device
         self.index = -1 if x.device.index is None else x.device.index
         self.w_type, self.b_type = _type(weight), _type(bias)
@@ -223,7 +217,6 @@ def case_of(
     centred: bool,
     shape: tuple[int, ...],
     eps: float,
-    programs: int | None,
     x: Tensor,
     weight: Optional,
     bias: Optional,
@@ -234,7 +227,6 @@ def case_of(
             centred,
             shape,
             eps,
-            programs,
             x.shape,
             x.dtype,
             x.device,
@@ -244,10 +236,10 @@ def case_of(
         )
         case = _cases.get(key)
     except (AttributeError, TypeError):
-        check(centred, shape, eps, programs, x, weight, bias)
+        check(centred, shape, eps, x, weight, bias)
         raise
     if case is None:
-        case = Case(centred, shape, eps, programs, x, weight, bias)
+        case = Case(centred, shape, eps, x, weight, bias)
         if len(_cases) >= 4096:
             _cases.clear()
         _cases[key] = case
@@ -275,8 +267,7 @@ class Backward:
         if not m:
             return
         tiles = -(-m // tiling.rows)
-        groups = tiling.programs(tiles, index)
-        count = min(tiles, case.programs) if case.programs else groups
+        count = tiling.programs(tiles, index)
         strides = (_stride(rows, n), _stride(dy, n))
         kind = (n, *strides, case.dtype, dy.dtype, case.w_type)
         self.part = _empty((1 + centred, count, n), torch.float32, case.device)
@@ -295,9 +286,8 @@ class Backward:
             function, constants = kernels.backward_wide, (tiling.rows, tiling.piece, *flags)
             options = {"num_warps": tiling.warps}
         elif self.shared:
-            groups = min(groups, count)
             self.shares = _empty((m, tiling.shares), torch.int64, case.device)
-            self.grid, self.counts = (groups * tiling.shares, 1), (*sizes, groups, count, 0)
+            self.grid, self.counts = (count * tiling.shares, 1), (*sizes, count, 0)
             function, width = wide.backward_shared, tiling.piece * tiling.pieces
             lines = triton.next_power_of_2(-(-width * case.dtype.itemsize // 128))
             constants = (*tiling[1:3], tiling.shares, lines, tiling.stages, tiling.hold)
@@ -314,9 +304,9 @@ class Backward:
         self.first = [
             launch_of(kind, function, index, (*constants, *turn), **options) for turn in turns
         ]
-        size, columns, warps = second_stage_tiling(count, n)
+        size, columns = second_stage_tiling(count, n)
         early = _early_launch(index)
-        options = {"num_warps": warps} | ({"launch_pdl": True} if early else {})
+        options = {"num_warps": 4} | ({"launch_pdl": True} if early else {})
         constants = (size, columns, early)
         self.second = launch_of((n, *types), kernels.second_stage, index, constants, **options)
         self.second_grid, self.second_counts = (-(-n // columns), 1 + centred), (count, n)
@@ -400,7 +390,6 @@ def norm(
     weight: Optional,
     bias: Optional,
     eps: Any,
-    programs: int | None,
 ) -> Tensor:
     """A normalisation of the last dimensions, as the public functions describe it."""
     if isinstance(normalized_shape, (tuple, list)):
@@ -408,11 +397,11 @@ def norm(
     else:
         shape = (normalized_shape,)
     if torch.compiler.is_compiling():
-        check(centred, shape, eps, programs, x, weight, bias)
+        check(centred, shape, eps, x, weight, bias)
         rows = x.reshape(-1, math.prod(shape))
         flat = [None if t is None else t.reshape(-1) for t in (weight, bias)]
-        return _forward_op(rows, *flat, eps, programs or 0, centred)[0].view(x.shape)
-    case = case_of(centred, shape, eps, programs, x, weight, bias)
+        return _forward_op(rows, *flat, eps, centred)[0].view(x.shape)
+    case = case_of(centred, shape, eps, x, weight, bias)
     if torch.is_grad_enabled() and (
         x.requires_grad
         or (weight is not None and weight.requires_grad)
@@ -426,7 +415,7 @@ def forward_of(
     x: Tensor, weight: Optional, bias: Optional, eps: float, centred: bool = True
 ) -> tuple[Tensor, Tensor]:
     """y, and mean and rstd (2, M), without mean (1, M), of rows x (M, N)."""
-    case = case_of(centred, (x.shape[1],), eps, None, x, weight, bias)
+    case = case_of(centred, (x.shape[1],), eps, x, weight, bias)
     y, _, stats = case.forward(x, weight, bias, True)
     return y, stats
 
@@ -438,13 +427,11 @@ def gradients_of(
     bias: Optional,
     stats: Tensor,
     *,
-    programs: int = 0,
     sums: bool = True,
     tiling: Tiling | None = None,
 ) -> tuple[Tensor, Optional, Optional]:
     """dx of x (M, N), dweight and dbias (N,) from the statistics of :func:`forward_of`."""
-    shape = (x.shape[1],)
-    case = case_of(len(stats) == 2, shape, 0.0, programs or None, x, weight, bias)
+    case = case_of(len(stats) == 2, (x.shape[1],), 0.0, x, weight, bias)
     return case.backward(dy, x, weight, stats, sums, tiling)
 
 
@@ -457,14 +444,13 @@ def _forward_op(
     weight: torch.Tensor | None,
     bias: torch.Tensor | None,
     eps: float,
-    programs: int,
     centred: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return forward_of(x, weight, bias, eps, centred)
 
 
 @_forward_op.register_fake
-def _(x: Any, weight: Any, bias: Any, eps: float, programs: int, centred: bool) -> Any:
+def _(x: Any, weight: Any, bias: Any, eps: float, centred: bool) -> Any:
     stats = x.new_empty((1 + centred, x.shape[0]), dtype=torch.float32)
     return x.new_empty(x.shape), stats
 
@@ -476,16 +462,15 @@ def _backward_op(
     weight: torch.Tensor | None,
     bias: torch.Tensor | None,
     stats: torch.Tensor,
-    programs: int,
     sums: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    results = gradients_of(dy, x, weight, bias, stats, programs=programs, sums=sums)
+    results = gradients_of(dy, x, weight, bias, stats, sums=sums)
     none = [x.new_empty(0) if r is None else r for r in results]
     return none[0], none[1], none[2]
 
 
 @_backward_op.register_fake
-def _(dy: Any, x: Any, weight: Any, bias: Any, stats: Any, programs: int, sums: bool) -> Any:
+def _(dy: Any, x: Any, weight: Any, bias: Any, stats: Any, sums: bool) -> Any:
     dw, db = (
         x.new_empty(0) if t is None or not sums else x.new_empty(x.shape[1], dtype=t.dtype)
         for t in (weight, bias)
@@ -494,17 +479,17 @@ def _(dy: Any, x: Any, weight: Any, bias: Any, stats: Any, programs: int, sums: 
 
 
 def _setup(ctx: Any, inputs: Any, output: Any) -> None:
-    x, weight, bias, _, ctx.programs, _ = inputs
+    x, weight, bias, *_ = inputs
     ctx.save_for_backward(x, weight, bias, output[1])
 
 
 def _op_gradients(ctx: Any, dy: Any, dstats: Any) -> Any:
     x, weight, bias, stats = ctx.saved_tensors
     sums = any(ctx.needs_input_grad[1:3])
-    dx, dw, db = _backward_op(dy, x, weight, bias, stats, ctx.programs, sums)
+    dx, dw, db = _backward_op(dy, x, weight, bias, stats, sums)
     dw = None if weight is None or not sums else dw
     db = None if bias is None or not sums else db
-    return dx, dw, db, None, None, None
+    return dx, dw, db, None, None
 
 
 _forward_op.register_autograd(_op_gradients, setup_context=_setup)

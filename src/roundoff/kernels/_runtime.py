@@ -90,7 +90,6 @@ _COUNTS = {
     "G",
     "tiles",
     "zero",
-    "groups",
     "parts",
     "queries",
     "keys",

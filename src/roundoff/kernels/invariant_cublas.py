@@ -29,13 +29,6 @@ def _unsplit(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -
         return torch.nn.functional.linear(x, weight, bias)
 
 
-def _unsplit_zero(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """With a bias of zeros: cuBLASLt has other kernels for it."""
-    with _without_split(x.dtype):
-        zero = weight.new_zeros(weight.shape[0]) if bias is None else bias
-        return torch.addmm(zero, x, weight.t())
-
-
 def _in_pieces(
     parts: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
@@ -59,7 +52,6 @@ def _switch_of(dtype: torch.dtype) -> str:
 _ROUTES: dict[str, Route] = {
     "cuBLAS": plainly,
     "cuBLASLt, no split": _unsplit,
-    "cuBLASLt, no split, bias": _unsplit_zero,
     "cuBLAS, halves": partial(_in_pieces, 2),
     "cuBLAS, eighths": partial(_in_pieces, 8),
 }

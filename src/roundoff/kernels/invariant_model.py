@@ -278,8 +278,10 @@ def _rms_norm_of_torch(
 ) -> torch.Tensor:
     """Torch's, for its gradients."""
     dtype = torch.promote_types(x.dtype, weight.dtype) if kind == "rounded first" else x.dtype
-    factors = 1.0 + weight.float() if kind == "of one" else weight
-    return functional.rms_norm(x, x.shape[-1:], factors, eps).to(dtype)
+    if kind == "of one":
+        wide = torch.promote_types(x.dtype, torch.float32)
+        x, weight = x.to(wide), 1.0 + weight.to(wide)
+    return functional.rms_norm(x, x.shape[-1:], weight, eps).to(dtype)
 
 
 @opaque("invariant_rms_norm", _rms_norm_of_torch)

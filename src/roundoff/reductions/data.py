@@ -95,7 +95,12 @@ def work_dtype(dtype: Any) -> np.dtype[Any]:
     """
     name = dtype_info(dtype).name
     if name not in DTYPES:
-        raise DtypeError("no reduction in this type", got=name, expected=", ".join(DTYPES))
+        raise DtypeError(
+            "no reduction in this type",
+            got=name,
+            expected=", ".join(DTYPES),
+            hint="x.astype(np.float64)",
+        )
     return np.dtype(np.float64 if name == "float64" else np.float32)
 
 
@@ -169,13 +174,7 @@ def float_array(x: npt.ArrayLike) -> npt.NDArray[Any]:
     dtype('float64')
     """
     values = plain_array(x)
-    if dtype_info(values.dtype).name not in DTYPES:
-        raise DtypeError(
-            "no reduction in this type",
-            got=str(values.dtype),
-            expected=", ".join(DTYPES),
-            hint="x.astype(np.float64)",
-        )
+    work_dtype(values.dtype)
     return values
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import numbers
 from fractions import Fraction
 from typing import Any
 
@@ -98,17 +97,15 @@ def round_exact(value: Fraction, dtype: Any) -> float:
 
 def _rational(value: Any) -> Fraction:
     """An exact value; of a float the one that it has."""
-    if isinstance(value, np.floating) and value.itemsize <= 8:
-        value = float(value)
-    is_exact = isinstance(value, numbers.Rational) and not isinstance(value, bool)
-    if not is_exact and not (isinstance(value, float) and math.isfinite(value)):
+    try:
+        return Fraction(value)
+    except (TypeError, ValueError, OverflowError) as error:
         raise ArgumentError(
             "no exact value",
             got=repr(value)[:80],
             expected="a Fraction, an int or a finite float",
             hint="exact_sum(x)",
-        )
-    return Fraction(value)
+        ) from error
 
 
 def condition(x: npt.ArrayLike) -> float:

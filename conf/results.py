@@ -33,7 +33,7 @@ def records() -> list[Record]:
     return sorted(
         map(read_record, RECORDED.glob("*/*.json")),
         key=lambda record: (
-            evidence.newest(record).environment.get("gpu") is None,
+            "nvidia" not in record.machine,
             record.machine,
             page_order(record.page),
         ),

@@ -228,7 +228,6 @@ def with_specials(n: int) -> torch.Tensor:
 
 #: Functions in which a size decides a number or an index, and their inputs from a size.
 MOVING: dict[str, tuple[Callable[..., Any], Callable[[int], list[torch.Tensor]]]] = {
-    "attention": (F.scaled_dot_product_attention, lambda n: [drawn(3, n, 8)] * 3),
     "interpolate": (
         lambda x: F.interpolate(x, (5, 9), mode="bilinear"),
         lambda n: [drawn(2, 3, 7, n)],

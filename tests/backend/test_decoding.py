@@ -8,6 +8,7 @@ from typing import Any
 import onnx.parser
 import pytest
 import torch
+from test_architectures import DECODER, built
 from through_backend import compiled
 
 from roundoff.backend.program import written_in_place
@@ -20,22 +21,8 @@ transformers = pytest.importorskip("transformers")
 def test_a_step_as_on_cuda_repeats_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fused for CUDA and run on the CPU: grouped heads, keys that are shut out, a row without."""
     monkeypatch.setattr("roundoff.backend.operators.indexing.on_cpu", lambda node: False)
-    batch, config = (
-        3,
-        transformers.LlamaConfig(
-            hidden_size=32,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            intermediate_size=48,
-            vocab_size=96,
-            num_hidden_layers=4,
-            head_dim=8,
-            pad_token_id=0,
-        ),
-    )
-    model = transformers.LlamaForCausalLM(config).eval().requires_grad_(False)
-    for p in model.parameters():
-        p.mul_(4 if p.dim() > 1 else 1)  # attention looks at some keys more than at others
+    batch = 3
+    model = built("Llama", "ForCausalLM", **DECODER | {"num_hidden_layers": 4, "pad_token_id": 0})
 
     def step(**inputs: Any) -> torch.Tensor:
         return model(**inputs).logits

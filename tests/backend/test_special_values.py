@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from through_backend import through
+from through_backend import compiled, through
 
 from roundoff.backend import onnx_custom_backend
 
@@ -134,10 +134,12 @@ def test_an_index_is_taken_as_eager_takes_it(name: str) -> None:
     ids=["alpha", "beta", "alpha of a sum", "a factor"],
 )
 def test_a_number_that_changes(f: Callable[..., torch.Tensor], dynamic: bool | None) -> None:
-    run = through(f, dynamic=dynamic)
+    run, graphs = compiled(f, dynamic=dynamic)
     for n, a in enumerate((2, 3, 0.0, -0.0, 0.5, 2)):
         x = draw(2 + n, 2 + n)
         torch.testing.assert_close(run(x, a), f(x, a))
+    # Where an integer changes, Gemm has no attribute for it.
+    assert {name for graph in graphs for name in graph.by_torch} <= {"aten.addmm.default"}
 
 
 @torch.no_grad()

@@ -136,11 +136,11 @@ def _of_its_types(c: Converter, node: torch.fx.Node) -> str | None:
     if node.target in (operator.getitem, torch.ops.aten.copy_.default):
         return None  # which compute nothing
     values = pytree.tree_leaves([n.meta.get("val") for n in (node, *node.all_input_nodes)])
-    types = {v.dtype for v in values if isinstance(v, torch.Tensor)}
-    if any(dtype.is_complex for dtype in types):
+    tensors = [v for v in values if isinstance(v, torch.Tensor)]
+    if any(v.is_complex() for v in tensors):
         return "complex numbers have no kernels in ONNX Runtime"
-    if torch.float64 in types:
+    if any(v.dtype == torch.float64 and v.dim() for v in tensors):  # not a number of Python's
         return "ONNX Runtime holds the scale and the epsilon of an operator in float32"
-    if c.on_cpu and torch.bfloat16 in types:
+    if c.on_cpu and any(v.dtype == torch.bfloat16 for v in tensors):
         return "ONNX Runtime has few kernels of bfloat16 on a processor"
     return None

@@ -56,7 +56,8 @@ def onnx_custom_backend(
     fallback : bool
         Whether an operator without an ONNX form, or without a kernel in ONNX Runtime, stays with
         torch, between partitions that ONNX Runtime runs; ``Compiled.by_torch`` says which and why.
-        False raises instead.
+        So do all operators on float64, on complex numbers and, on a CPU, on bfloat16. False raises
+        instead.
     mode : {"default", "reduce-overhead"}, optional
         As ``torch.compile(model, backend=..., mode=...)`` passes it. "reduce-overhead" records
         CUDA graphs on CUDA and copies their outputs, which *cuda_graph* does not.
@@ -65,7 +66,7 @@ def onnx_custom_backend(
     -------
     callable
         Takes and returns what the graph does. Outputs are new memory at each call, unless
-        *cuda_graph*.
+        *cuda_graph*, and have no gaps in it.
 
     Raises
     ------
@@ -89,7 +90,9 @@ def onnx_custom_backend(
     Inference tensors have no counter, and writes through ``.data`` do not move it: call
     :func:`roundoff.backend.reset`.
     With ``dynamic=True`` one conversion serves all sizes that dynamo lets into the graph: it makes
-    another for a size of zero or one.
+    another for a size of zero or one, and for another value of a float that sizes decide.
+    Random numbers are eager's for the same seed, but for a tensor that does not lie in the order of
+    its axes.
     ``layer_norm`` and ``group_norm`` of numbers whose squares add up to more than float32 holds
     (768 numbers of 1e18) are wrong in torch and here: on a processor torch returns the bias or
     NaN, ONNX Runtime the bias.
@@ -97,7 +100,7 @@ def onnx_custom_backend(
     (``clamp``, ``relu6``), which ONNX leaves open, and where it is a sum of zeros.
     A program that draws random numbers is not recorded as a CUDA graph: the runs before a recording
     would draw, too.
-    TF32 follows ``torch.backends.cuda.matmul.allow_tf32``, call by call.
+    TF32 follows ``torch.backends.cuda.matmul.allow_tf32``: dynamo compiles again where it changes.
 
     Examples
     --------

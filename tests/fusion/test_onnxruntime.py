@@ -56,7 +56,7 @@ def test_skip_rms_norm() -> None:
     assert "broadcasts" in " ".join(report.refused.values())
 
 
-ROTARY = """g (float[2, 3, {d}] q, float[1, 3, {f}] f) => (float[2, 2, 3, {h}] y) {{
+ROTARY = """g (float[2, 3, 16] q, float[1, 3, 4] f) => (float[2, 2, 3, 8] y) {{
   q4 = Reshape(q, s) x = Transpose<perm = [0, 2, 1, 3]>(q4)
   t = Concat<axis = -1>(f, {other}) c3 = Cos(t) s3 = Sin(t)
   c = Unsqueeze(c3, one) n = Unsqueeze(s3, one)
@@ -65,7 +65,7 @@ ROTARY = """g (float[2, 3, {d}] q, float[1, 3, {f}] f) => (float[2, 2, 3, {h}] y
 
 
 def rotary(other: str = "f", turned: str = "m, x1", negated: str = "x2") -> list[str]:
-    text = ROTARY.format(d=16, f=4, h=8, other=other, turned=turned)
+    text = ROTARY.format(other=other, turned=turned)
     text = text.replace("Neg(x2)", f"Neg({negated})")
     constants = {"s": np.array([2, 3, 2, 8]), "one": np.array([1]), "halves": np.array([4, 4])}
     if other != "f":
@@ -86,7 +86,7 @@ PACKED_ROTARY = """g ({t}[2, {n}, 40] x, {t}[{r}, 4] c, {t}[{r}, 4] s, {t}[{r}, 
   => ({t}[2, {n}, 16] q, {t}[2, {n}, 8] k, {t}[2, {n}, 16] v) {{
   a, b, d = Split<axis = -1>(x, lengths) v = {last}
   q = com.microsoft.RotaryEmbedding<num_heads = 2, interleaved = {i}>(a, ids, c, s)
-  k = com.microsoft.RotaryEmbedding<num_heads = 1>({k}, more, c, {s}) }}"""
+  k = com.microsoft.RotaryEmbedding<num_heads = 1>(b, more, c, {s}) }}"""
 EACH = np.arange(6).reshape(2, 3)
 
 
@@ -98,7 +98,7 @@ def packed_rotary(
     processor: str = "CUDA",
     **text: str,
 ) -> tuple[list[str], str]:
-    chosen = {"r": 70, "i": 0, "k": "b", "s": "s", "last": "Neg(d)", "n": n, "t": t} | text
+    chosen = {"r": 70, "i": 0, "s": "s", "last": "Neg(d)", "n": n, "t": t} | text
     constants = {
         "lengths": np.array([16, 8, 16]),
         "ids": ids,

@@ -9,7 +9,13 @@ import onnx
 from onnx import NodeProto, TensorProto, TypeProto, helper, shape_inference
 
 from roundoff.dtypes import DTYPES
-from roundoff.errors import DtypeError, ModelError, ShapeError, UnsupportedError
+from roundoff.errors import (
+    DtypeError,
+    ModelError,
+    RoundoffError,
+    ShapeError,
+    UnsupportedError,
+)
 
 from .nodes import Node
 from .values import elem_type, signature, to_numpy, type_name, type_proto
@@ -68,14 +74,14 @@ def infer(
             {name: value for name, value in (data or {}).items() if value is not None},
             opset_imports=[helper.make_opsetid(node.domain, node.opset)],
         )
-    except onnx.checker.ValidationError as error:
+    except Exception as error:
         text = _clean(error)
-        kind = DtypeError if "type" in text else ModelError
+        kind: type[RoundoffError] = ModelError
+        if isinstance(error, shape_inference.InferenceError):
+            kind = ShapeError
+        elif isinstance(error, onnx.checker.ValidationError) and "type" in text:
+            kind = DtypeError
         raise kind(f"node {node.name!r} ({node.operator}): {text}") from error
-    except shape_inference.InferenceError as error:
-        raise ShapeError(f"node {node.name!r} ({node.operator}): {_clean(error)}") from error
-    except (RuntimeError, ValueError, TypeError, IndexError, MemoryError) as error:
-        raise ModelError(f"node {node.name!r} ({node.operator}): {_clean(error)}") from error
 
 
 def _clean(error: Exception) -> str:

@@ -6,10 +6,16 @@ import torch
 
 from roundoff.errors import ShapeError
 
-from .common import Tensor, axis_of, torch_function
+from .common import (
+    Function,
+    Node,
+    Tensor,
+    axis_of,
+    torch_kernel,
+)
 
 
-def _positions(indices: Tensor, size: int) -> Tensor:
+def _positions(indices: Tensor, size: int, what: str) -> Tensor:
     """Indices counted from the front, as int64.
 
     Raises
@@ -22,7 +28,7 @@ def _positions(indices: Tensor, size: int) -> Tensor:
         low, high = (int(t) for t in torch.aminmax(indices))
         if low < -size or high >= size:
             raise ShapeError(
-                "Gather: index out of range",
+                f"{what}: index out of range",
                 got=f"{low}..{high}",
                 expected=f"within {-size}..{size - 1}",
             )
@@ -31,14 +37,19 @@ def _positions(indices: Tensor, size: int) -> Tensor:
     return torch.where(indices < 0, indices + size, indices)
 
 
-@torch_function("Gather", 1, axis=0)
-def _gather(x: Tensor, indices: Tensor, *, axis: int) -> Tensor:
-    k = axis_of(axis, x.dim())
-    size = x.shape[k]
-    if x.device.type != "cpu":
-        indices = _positions(indices.to(x.device), size)
-    try:  # torch refuses negative indices, and those beyond the end
-        flat = x.index_select(k, indices.reshape(-1))
-    except (IndexError, RuntimeError):
-        flat = x.index_select(k, _positions(indices, size).reshape(-1))
-    return flat.reshape(x.shape[:k] + indices.shape + x.shape[k + 1 :])
+@torch_kernel("Gather", 1)
+def _gather(node: Node) -> Function:
+    axis = node.attribute("axis", 0)
+
+    def gather(x: Tensor, indices: Tensor) -> Tensor:
+        k = axis_of(axis, x.dim())
+        size = x.shape[k]
+        if x.device.type != "cpu":
+            indices = _positions(indices.to(x.device), size, "Gather")
+        try:  # torch refuses negative indices, and those beyond the end
+            flat = x.index_select(k, indices.reshape(-1))
+        except (IndexError, RuntimeError):
+            flat = x.index_select(k, _positions(indices, size, "Gather").reshape(-1))
+        return flat.reshape(x.shape[:k] + indices.shape + x.shape[k + 1 :])
+
+    return gather

@@ -9,7 +9,6 @@ pytest.importorskip("triton")
 
 from roundoff.kernels.llama import (
     add_rms_norm,
-    causal_attention,
     embed_rms_norm,
     rotary_qkv,
     silu_mul,
@@ -78,52 +77,3 @@ def test_embed_rms_norm(dtype: torch.dtype) -> None:
     rows[1, 1] = 0
     assert torch.equal(embedded, rows)
     near(out, normed(rows, weight, 1e-6), 3)
-
-
-@pytest.mark.parametrize("dtype", EXACT, ids=str)
-@pytest.mark.parametrize("length", [1, 7, 64, 130])
-@pytest.mark.parametrize(("heads", "groups", "head"), [(2, 2, 16), (4, 2, 12)])
-def test_causal_attention(
-    dtype: torch.dtype, length: int, heads: int, groups: int, head: int
-) -> None:
-    q = draw(2, length, heads * head, dtype=dtype)
-    k, v = (draw(2, groups, length, head, dtype=dtype, seed=s) for s in (1, 2))
-    made = causal_attention(q, k, v, heads, 0.3)
-    by_head = q.double().view(2, length, heads, head).transpose(1, 2)
-    truth = torch.nn.functional.scaled_dot_product_attention(
-        by_head, k.double(), v.double(), is_causal=True, scale=0.3, enable_gqa=True
-    )
-    # The probabilities are rounded to the type before the second product.
-    near(made, truth.transpose(1, 2).reshape(q.shape), 4)
-
-
-def nearest(t: torch.Tensor) -> torch.Tensor:
-    """TF32's nearest numbers, in float64."""
-    bits = (t.float().view(torch.int32) + 0x1000) & -0x2000
-    return bits.view(torch.float32).double()
-
-
-def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
-    """Causal attention in float64, by head, with every factor rounded to TF32."""
-    scores = nearest(q) @ nearest(k).mT * scale
-    future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
-    scores = scores.masked_fill(future, float("-inf"))
-    p = (scores - scores.amax(-1, keepdim=True)).exp()
-    return nearest(p) @ nearest(v) / p.sum(-1, keepdim=True)
-
-
-@pytest.mark.parametrize("head", [64, 256])
-def test_attention_in_tf32_rounds_its_factors(head: int) -> None:
-    """To the nearest: a tensor core left to itself cuts them off, and errs up to 3.5 times more."""
-    length, heads = 96, 2
-    q = draw(1, length, heads * head, dtype=torch.float32)
-    k, v = (draw(1, heads, length, head, dtype=torch.float32, seed=s) for s in (1, 2))
-    by_head = q.view(1, length, heads, head).transpose(1, 2)
-    best = attended(by_head, k, v, head**-0.5)
-    wide = (t.double() for t in (by_head, k, v))
-    truth = torch.nn.functional.scaled_dot_product_attention(*wide, is_causal=True)
-    made = causal_attention(q, k, v, heads, head**-0.5, tf32=True)
-    made = made.view(by_head.shape[0], length, heads, head).transpose(1, 2).double()
-    error, least = (float((x - truth).abs().mean()) for x in (made, best))
-    assert error <= 1.15 * least
-    assert error > 1e-6  # it is TF32

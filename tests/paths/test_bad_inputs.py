@@ -334,7 +334,7 @@ def of_values() -> list[Callable[[], Any]]:
         partial(models.layer_norm_matmul, 7),
         partial(models.Llama(models.SIZES["tiny"]), torch.tensor([[10**6]])),
         partial(Workers(2).map, len, [1]),
-        *(partial(compiled, **{name: "nothing"}) for name in ("mode", "options", "providers")),
+        *(partial(compiled, **{name: "nothing"}) for name in ("mode", "options")),
     ]
 
 

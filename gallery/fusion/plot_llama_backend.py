@@ -4,7 +4,7 @@ r"""
 How do I write a backend for torch.compile?
 ===========================================
 
-In thirty lines, with ONNX Runtime. Then the harder part: a faster Llama layer.
+In thirty lines, with ONNX Runtime. Then the harder part: making a Llama layer fast.
 
 .. answer:: nvidia-h200
 

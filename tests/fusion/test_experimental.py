@@ -127,3 +127,31 @@ def test_without_cuda_or_interpreter_every_rule_refuses() -> None:
     made, report = fuse(model(text, **constants), EVERY, static=["w", "f"])
     assert not [n for n in made.graph.node if n.domain == "roundoff"]
     assert "Triton needs CUDA" in " ".join(report.refused.values())
+
+
+GROUPED = """g (float[2, 3, 32] q, float[2, 3, 16] k, float[2, 3, 16] v, float[2, 1, 0, 16] p,
+  float[3, 8] c) => (float[2, 3, 32] y) {{
+  {more} y, a, b = com.microsoft.GroupQueryAttention<num_heads = 2, kv_num_heads = 1, scale = 0.25,
+    {how}>({inputs}, last, total{tables}) }}"""
+#: What a model's own attention may do more.
+OWN = {
+    "a past": {"inputs": "q, k, v, p, p"},
+    "a window": {"how": "do_rotary = 0, rotary_interleaved = 0, local_window_size = 2"},
+    "pairs": {"how": "do_rotary = 1, rotary_interleaved = 1", "tables": ", c, c"},
+    "pairs before": {
+        "more": """x = com.microsoft.RotaryEmbedding<interleaved = 1, num_heads = 2>(q, zero, c, c)
+          z = com.microsoft.RotaryEmbedding<interleaved = 1, num_heads = 1>(k, zero, c, c)""",
+        "inputs": "x, z, v, , ",
+        "how": "do_rotary = 0, rotary_interleaved = 0, softcap = 2.0",
+    },
+}
+
+
+@pytest.mark.parametrize("own", OWN.values(), ids=OWN)
+def test_attention_that_does_more_stays(own: dict[str, str]) -> None:
+    chosen = {"more": "", "how": "do_rotary = 0, rotary_interleaved = 0", "tables": ""}
+    chosen |= {"inputs": "q, k, v, , "} | own
+    arrays = {"last": np.int32([2, 2]), "total": np.int32([3]), "zero": np.array([0])}
+    made = model(GROUPED.format(**chosen), **arrays)
+    left, _ = fuse(made, OptimizationOptions(EVERY, processor="CUDA"))
+    assert [n.op_type for n in left.graph.node] == [n.op_type for n in made.graph.node]

@@ -191,6 +191,16 @@ def check_type(g: Editor, dtype: ir.DataType | None) -> None:
         raise Refusal(f"no kernel for {dtype} on the {g.processor}")
 
 
+def is_plain(node: ir.Node) -> bool:
+    """Whether attention or a rotation does no more than those written here: a model's own may."""
+    attributes = {name: a.value for name, a in node.attributes.items()}
+    if node.op_type == "RotaryEmbedding":
+        return set(attributes) <= {"num_heads", "interleaved"} and not attributes.get("interleaved")
+    written = {"num_heads", "kv_num_heads", "scale", "do_rotary", "rotary_interleaved"}
+    has_past = any(past is not None for past in node.inputs[3:5])
+    return set(attributes) == written and not attributes["rotary_interleaved"] and not has_past
+
+
 def same_shape(
     g: Editor, op: str, inputs: Sequence[ir.Value | None], at: ir.Node, **attributes: Any
 ) -> ir.Value:
@@ -372,6 +382,8 @@ class RotaryAttention(Rule):
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
         turned = [g.node(i, "RotaryEmbedding") for i in node.inputs[:2]]
         if g.attribute(node, "do_rotary", 0) or turned[0] is None or turned[1] is None:
+            return False
+        if not all(is_plain(n) for n in (node, turned[0], turned[1])):
             return False
         if turned[0].inputs[2:] != turned[1].inputs[2:]:
             raise Refusal("queries and keys are rotated by different tables")

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from .attention import BY_TOKEN, same_shape
+from .attention import BY_TOKEN, is_plain, same_shape
 from .editor import OURS, Editor, both_orders
 from .rule import Refusal, Rule
 
@@ -71,7 +71,7 @@ class RotaryQkv(Rule):
     tier = "experimental"
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
-        if not g.attribute(node, "do_rotary", 0) or node.inputs[1] is not None:
+        if not is_plain(node) or not g.attribute(node, "do_rotary") or node.inputs[1] is not None:
             return False
         heads = {n: int(g.attribute(node, n)) for n in ("num_heads", "kv_num_heads")}
         if len(set(heads.values())) > 1 and not _lacks_kernel(g, node):
@@ -100,7 +100,7 @@ class PlainAttention(Rule):
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
         q, k, v = node.inputs[:3]
-        if k is None or v is None or q is None or not _lacks_kernel(g, node):
+        if k is None or v is None or q is None or not _lacks_kernel(g, node) or not is_plain(node):
             return False
         batch, groups, length, head = g.shape(node.outputs[1]) or ()
         if g.attribute(node, "do_rotary", 0):
@@ -160,10 +160,12 @@ class AddRmsNorm(Rule):
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
         _check_width(g, node.inputs[2])
-        out, total = node.outputs[0], node.outputs[3]
-        keep = g.uses(total) > 0
+        out, *middle = node.outputs
+        if len(node.inputs) != 3 or any(g.uses(o) for o in middle[:2]):
+            return False
+        keep = len(middle) == 3 and g.uses(middle[2]) > 0
         g.replace_by(
-            [out, total if keep else None],
+            [out, middle[2] if keep else None],
             "AddRmsNorm",
             node.inputs,
             node,
@@ -185,7 +187,8 @@ class EmbedRmsNorm(Rule):
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
         gathered = g.node(node.inputs[0], "Gather")
-        if gathered is None or g.axis(gathered, 0) != 0:
+        last = len(node.outputs[0].shape or ()) - 1
+        if gathered is None or g.axis(gathered, 0) != 0 or g.axis(node) != last:
             return False
         table, tokens = gathered.inputs
         if len(g.shape(table) or ()) != 2 or tokens is None:

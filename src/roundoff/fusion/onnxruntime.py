@@ -12,7 +12,14 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from .attention import Attention, PackedAttention, RotaryAttention, check_type, same_shape
+from .attention import (
+    Attention,
+    PackedAttention,
+    RotaryAttention,
+    check_type,
+    is_plain,
+    same_shape,
+)
 from .editor import MICROSOFT, Editor, both_orders, size_product, static
 from .rule import Refusal, Rule
 
@@ -104,6 +111,8 @@ class SkipRmsNorm(Rule):
         shape = g.shape(total.outputs[0])
         if shape is None or not g.shape(a) == g.shape(b) == shape or len(shape) not in (2, 3):
             raise Refusal(f"the sum broadcasts: {g.shape(a)} + {g.shape(b)}")
+        if g.axis(node) != len(shape) - 1:
+            raise Refusal("the norm is not of the last axis alone")
         check_type(g, total.outputs[0].dtype)
         g.replace_by(
             [node.outputs[0], None, None, total.outputs[0]],
@@ -294,9 +303,7 @@ class PackedRotary(Rule):
             return None
         (use,) = part.uses()
         turns = use.node.op_type == "RotaryEmbedding" and use.idx == 0
-        plain = g.attribute(use.node, "interleaved", 0) == 0
-        alone = set(use.node.attributes) <= {"interleaved", "num_heads"}
-        return use.node if turns and plain and alone else None
+        return use.node if turns and is_plain(use.node) else None
 
     @staticmethod
     def _rows(g: Editor, ids: ir.Value | None, tokens: Sequence[int]) -> np.ndarray | None:

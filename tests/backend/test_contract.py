@@ -298,6 +298,15 @@ def test_gradients_are_refused() -> None:
     with pytest.raises(UnsupportedError, match=r"training.*no_grad"):
         through(Gated())(torch.randn(2, 3, 8))
 
+    def within(x: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            return (x * 2).sum()
+
+    with torch.no_grad():
+        y = through(within)(torch.ones(3, requires_grad=True))
+    with pytest.raises(UnsupportedError, match="enable_grad"):
+        y.backward()
+
 
 # Arguments, and what is stored
 

@@ -151,6 +151,7 @@ def onnx_custom_backend(
         with as_constants(fixed):
             return aot_autograd(
                 fw_compiler=compiler,
+                bw_compiler=_no_gradients,
                 decompositions=get_decompositions(WRITTEN_IN_OTHERS),
                 keep_inference_input_mutations=True,
             )(kept, args)
@@ -166,6 +167,13 @@ def _refusing(error: RoundoffError) -> Callable[..., Any]:
         raise error
 
     return refuse
+
+
+def _no_gradients(*_: Any) -> Any:
+    raise UnsupportedError(
+        "gradients are switched on within the graph, and an input or a parameter requires them",
+        hint="leave out torch.enable_grad(), or detach() what it computes with",
+    )
 
 
 def _settings(

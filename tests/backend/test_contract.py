@@ -308,6 +308,19 @@ def test_gradients_are_refused() -> None:
         y.backward()
 
 
+@torch.no_grad()
+def test_what_is_returned_twice_or_by_another_shape() -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x * 2
+        return y, x, y, y.view(-1), y.t() * 1, x
+
+    x = torch.randn(2, 3)
+    made, wanted = through(f)(x), f(x)
+    assert len(made) == len(wanted)
+    for a, b in zip(made, wanted, strict=True):
+        assert torch.equal(a, b)
+
+
 # Arguments, and what is stored
 
 

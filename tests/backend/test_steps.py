@@ -14,7 +14,7 @@ from through_backend import through
 
 from roundoff.backend import program
 from roundoff.backend.program import Program
-from roundoff.backend.weights import Unwritten
+from roundoff.backend.runner import Unwritten
 from roundoff.ort import session
 
 CPU = torch.device("cpu")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -16,9 +17,8 @@ from roundoff.ort.binding import CUDA
 
 from .converter import Converted
 from .program import CudaGraphProgram, Program, addresses, picked, without_counts
-from .weights import Unwritten
 
-__all__ = ["Runner", "chosen_providers", "reset"]
+__all__ = ["Runner", "Unwritten", "chosen_providers", "reset"]
 
 _epoch = 0
 
@@ -75,6 +75,36 @@ def _is_few(queries: onnx.TypeProto.Tensor | None) -> bool:
         return False
     sizes = [d.dim_value if d.HasField("dim_value") else math.inf for d in queries.shape.dim]
     return len(sizes) == 3 and sizes[0] <= FEW_SEQUENCES and sizes[1] <= FEW_ROWS
+
+
+class Unwritten:
+    """Says whether tensors are those that they were, and none was written through its counter.
+
+    The tensors are kept: their memory cannot be reused for others meanwhile.
+
+    Examples
+    --------
+    >>> x, y = torch.ones(2), torch.ones(3)
+    >>> known = Unwritten([x, y])
+    >>> known.holds([x, y])
+    True
+    >>> _ = y.add_(1)
+    >>> known.holds([x, y])
+    False
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._tensors = list(tensors)
+        self._counted = [t for t in self._tensors if not t.is_inference()]  # those have a counter
+        self._versions = list(map(_version, self._counted))
+
+    def holds(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether these are the tensors, unwritten."""
+        same = all(map(operator.is_, tensors, self._tensors))
+        return same and list(map(_version, self._counted)) == self._versions
+
+
+_version = operator.attrgetter("_version")
 
 
 class Runner:

@@ -1,8 +1,9 @@
 """The table of ATen operators that are written as ONNX directly: ``(converter, node, *args)``.
 
 Each follows the schema of the operator (``torch.ops.aten.<name>.<overload>._schema``) and the
-definition of the ONNX operators it emits (https://onnx.ai/onnx/operators/). What an entry does not
-cover it leaves to torch, by returning ``NotImplemented``.
+definition of the ONNX operators it emits (https://onnx.ai/onnx/operators/). Its result gets the
+type and the sizes of torch's tensor; what lies between has those of its first input, or states its
+own. What an entry does not cover it leaves to torch, by returning ``NotImplemented``.
 """
 
 from __future__ import annotations

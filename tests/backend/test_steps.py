@@ -10,6 +10,8 @@ import onnx
 import onnx.parser
 import pytest
 import torch
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 from through_backend import through
 
 from roundoff.backend import program
@@ -57,17 +59,45 @@ def built(nodes: list[tuple[str, tuple[int, ...]]], outputs: set[int], size: str
     return onnx.helper.make_model(graph, opset_imports=imports, ir_version=10)
 
 
-@pytest.mark.parametrize("size", ["3", "n"])
-def test_what_was_returned_is_the_callers(size: str) -> None:
+#: What a node computes, of one value or of two.
+MEANS: dict[str, Any] = {
+    "Add": torch.add,
+    "Sub": torch.sub,
+    "Twice": lambda x: x * 2,
+    "New": lambda x: x - 1,
+    "View": lambda x: x,
+}
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> list[tuple[str, tuple[int, ...]]]:
+    """Nodes, most of which read values made shortly before: only such memory is used again."""
+    nodes = []
+    for at in range(draw(st.integers(1, 14))):
+        op = draw(st.sampled_from(sorted(MEANS)))
+        near = st.integers(max(0, at - 2), at + 1) | st.integers(0, at + 1)
+        nodes.append((op, tuple(draw(near) for _ in range(2 if op in ("Add", "Sub") else 1))))
+    return nodes
+
+
+@example([("Add", (0, 1)), ("View", (2,)), ("Sub", (1, 0)), ("View", (4,)), ("Sub", (3, 5))], "3")
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(programs(), st.sampled_from(["3", "n"]))
+def test_what_was_returned_is_the_callers(
+    nodes: list[tuple[str, tuple[int, ...]]], size: str
+) -> None:
     """Later runs write over none of it, nor over what a kernel returns a view of."""
-    nodes = [("Add", (0, 1)), ("View", (2,)), ("Sub", (1, 0)), ("View", (4,)), ("Sub", (3, 5))]
-    program = Program(built(nodes, {2, 3, 6}, size), CPU, KERNELS)
+    outputs = set(range(2, len(nodes) + 2)) - {i for _, read in nodes for i in read}
+    program = Program(built(nodes, outputs | {2}, size), CPU, KERNELS)
     earlier: list[tuple[torch.Tensor, torch.Tensor]] = []
     for run in range(3):
         n = 3 + (run if size == "n" else 0)
-        x, y = (torch.arange(2.0 * n).reshape(2, n) + 10 * i + run for i in (1, 2))
-        made = program.run([x, y], {"n": n})
-        earlier += zip(made, (x + y, x + y, x + y - (y - x)), strict=True)
+        values = [torch.arange(2.0 * n).reshape(2, n) + 10 * i + run for i in (1, 2)]
+        made = program.run(values, {"n": n})
+        for op, read in nodes:
+            values.append(MEANS[op](*(values[i] for i in read)))
+        wanted = [values[int(name[1:])] for name in program.outputs]
+        earlier += zip(made, wanted, strict=True)
         assert all(torch.equal(a, b) for a, b in earlier)
 
 

@@ -55,7 +55,6 @@ MISTAKES: dict[type, list[Any]] = {
 }
 #: Arguments, and arguments with a value, that mean something or are handed on as they are.
 ANSWERED = {
-    *("OptimizationOptions.verbose = -1", "onnx_custom_backend.verbose", "Editor.ours"),
     *(
         "OrtKernel.op_type = nothing",
         "OrtKernel.domain = nothing",

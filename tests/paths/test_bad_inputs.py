@@ -62,6 +62,7 @@ ANSWERED = {
         "binned.axis = -1",
         "arrange.x",
     ),
+    *("OptimizationOptions.verbose = -1", "Editor.ours"),
     *("max_diff.expected", "max_diff.got", "digest.tensor", "round_to.storage"),
     *("Difference.within.abs = -1.0", "dtype_info.dtype = 3", "orders_found.dtype = 3"),
     *("shuffled_programs.seed = -1", "TrainedLlama.prompt.text = nothing"),

@@ -14,7 +14,7 @@ import triton.language as tl
 
 from ._runtime import kernel, run, sum_along
 
-__all__ = ["add_rms_norm", "embed_rms_norm", "rotary_qkv", "silu_mul"]
+__all__ = ["add_rms_norm", "rotary_qkv", "silu_mul"]
 
 
 @kernel
@@ -181,35 +181,6 @@ def _add_rms_norm(
     tl.store(out + row * n + at, y.to(out.dtype.element_ty), mask=inside)
 
 
-@kernel
-def _embed_rms_norm(
-    table,  # (tokens, n)
-    ids,  # (rows,), int64
-    weight,  # (n,)
-    embedded,  # (rows, n)
-    out,  # (rows, n)
-    tokens,
-    n,
-    epsilon,
-    BLOCK: tl.constexpr,  # n, up to a power of two
-):
-    row = tl.program_id(0).to(tl.int64)
-    at = tl.arange(0, BLOCK)
-    token = tl.load(ids + row)
-    token = tl.where(token < 0, token + tokens, token)  # as ONNX's Gather counts
-    known = (token >= 0) & (token < tokens)  # nothing is read outside the table
-    y = tl.load(table + token * n + at, mask=(at < n) & known, other=0.0)
-    tl.store(embedded + row * n + at, y, mask=at < n)
-    y = _normed(y, weight, at, n, epsilon)
-    tl.store(out + row * n + at, y.to(out.dtype.element_ty), mask=at < n)
-
-
-def _row_block(n: int) -> tuple[int, int]:
-    """(elements, warps) of a program that has a row in its registers."""
-    block = triton.next_power_of_2(n)
-    return block, min(max(block // 512, 1), 16)
-
-
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float, keep: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -239,38 +210,8 @@ def add_rms_norm(
     out = torch.empty_like(x)
     summed = torch.empty_like(x) if keep else out
     if x.numel():
-        block, warps = _row_block(n)
+        block = triton.next_power_of_2(n)
+        warps = min(max(block // 512, 1), 16)
         args = (x, residual, weight, summed, out, n, epsilon, block, keep)
         run(_add_rms_norm, (x.numel() // n, 1), *args, num_warps=warps)
     return out, summed
-
-
-def embed_rms_norm(
-    table: torch.Tensor, ids: torch.Tensor, weight: torch.Tensor, epsilon: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """``rms_norm(table[ids]) * weight`` and ``table[ids]``, in one pass.
-
-    Parameters
-    ----------
-    table : torch.Tensor
-        (tokens, n), contiguous.
-    ids : torch.Tensor
-        Any shape, int64, contiguous; a token outside the table is embedded as zeros.
-    weight : torch.Tensor
-        (n,).
-    epsilon : float
-        Added to the mean square.
-
-    Returns
-    -------
-    normed, embedded : torch.Tensor
-        (*ids.shape, n).
-    """
-    tokens, n = table.shape
-    embedded = table.new_empty(*ids.shape, n)
-    out = torch.empty_like(embedded)
-    if out.numel():
-        block, warps = _row_block(n)
-        args = (table, ids, weight, embedded, out, tokens, n, epsilon, block)
-        run(_embed_rms_norm, (ids.numel(), 1), *args, num_warps=warps)
-    return out, embedded

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from roundoff.errors import ArgumentError, DtypeError, ShapeError, UnsupportedError
 from roundoff.kernels import interpreting, layer_norm, rms_norm, shuffled_programs
 from roundoff.kernels._norm_tilings import Tiling
+from roundoff.kernels.baselines import layer_norms
 
 engine = importlib.import_module("roundoff.kernels._row_norm")
 runtime = importlib.import_module("roundoff.kernels._runtime")
@@ -337,3 +338,18 @@ def test_a_direct_launch_passes_what_tritons_own_launcher_passes():
     runtime._launcher(Compiled, ("a", None))(2, 3, 7, [10, 11, 12])
     Compiled.run(2, 3, 1, 7, "function", ("metadata",), None, None, None, 10, 11, 12, "a", None)
     assert passed[0] == passed[1]
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_baselines_are_near_float64(dtype):
+    """A speed of the race counts only beside a result that is right."""
+    x, dy, w, b = draw(37, 70, dtype)
+    exact = truth(layer_norm, x, dy, w, b)
+    for label, norm in layer_norms(DEVICE)[0].items():
+        parameters = [t.to(norm.weights or dtype) for t in (w, b)]
+        y, *saved = norm.forward(x, *parameters, 1e-5)
+        made = y, *norm.backward(dy, x, *parameters, *saved)
+        for a, e in zip(made, exact, strict=True):
+            # torch rounds each partial sum of a column to a type of 16 bits.
+            allowed = len(x) / 2 * torch.finfo(dtype).eps * e.abs().max()
+            assert (a.double() - e).abs().max() <= allowed, label

@@ -120,7 +120,7 @@ def where(page: str, machine: str, targets: Iterable[str]) -> str:
             part = summary(_run(record, entry).environment, entry.get("part"))
             parts.append(part.partition("; ")[0])
     run = newest(record)
-    versions = summary(run.environment).partition("; ")[2]
+    versions = summary(run.environment).partition("; ")[2].partition(", ")[2]  # Python's aside
     return f"Measured on {', '.join(dict.fromkeys(parts))}; {versions}, {run.date[:10]}."
 
 

@@ -90,7 +90,7 @@ def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_an_answer_names_the_machine_of_its_own_numbers(records: Path) -> None:
     there = f"results@{H100}"
     both = evidence.where("plot_a", H200, ["results", there])
-    assert both.startswith("Measured on A Xeon, 8 cores (host of the NVIDIA H200); Python 3.12.3")
+    assert both.startswith("Measured on A Xeon, 8 cores (host of the NVIDIA H200); torch 2.11.0")
     assert "NVIDIA H100" in evidence.where("plot_a", H100, ["results", there])
 
 

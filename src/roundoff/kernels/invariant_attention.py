@@ -99,6 +99,7 @@ def attention(
         of `causal`. It says which keys are padding, or a part of the cache that is still empty.
     scale : float, optional
         Of the scores; by default 1 / sqrt(head).
+
     Returns
     -------
     torch.Tensor

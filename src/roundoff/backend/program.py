@@ -22,7 +22,6 @@ from roundoff.ort import OrtSession, session
 from roundoff.ort.binding import CUDA
 from roundoff.timing.harness import no_collection
 
-from .lists import SPLITS_SLICES, passes_a_list, sizes_of, without_lists
 from .sizes import known
 from .steps import Kernel, KernelStep, Partition, Slot, Step, constant, signature, unread_after
 
@@ -186,6 +185,37 @@ def written_in_place(model: onnx.ModelProto) -> dict[str, str]:
     }
 
 
+def sizes_of(value: onnx.ValueInfoProto) -> list[Any]:
+    """Sizes, names of sizes, and None for a size, or for a shape, that nothing is known of."""
+    if not value.type.tensor_type.HasField("shape"):
+        return [None]
+    dims = value.type.tensor_type.shape.dim
+    return [d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in dims]
+
+
+#: ONNX Runtime's optimizer that makes one Split of Slices.
+SPLITS_SLICES = "GatherSliceToSplitFusion"
+
+
+def passes_a_list(model: onnx.ModelProto) -> str:
+    """The first Split or Concat whose CUDA kernel is passed a list, by name or output; else empty.
+
+    Of at most three parts, or of equal ones, sizes and addresses are arguments of the kernel. Else
+    it reads them from memory of the processor. ONNX Runtime uses that memory again after the run,
+    which a replayed CUDA graph does not know, and frees it in a callback of the stream, where CUDA
+    forbids it and the process ends.
+    """
+    graph = model.graph
+    sizes = {v.name: sizes_of(v) for v in [*graph.input, *graph.output, *graph.value_info]}
+    sizes |= {t.name: list(t.dims) for t in graph.initializer}
+    for node in graph.node:
+        names = {"Split": node.output, "Concat": node.input}.get(node.op_type, [])
+        parts = [sizes.get(name, [None]) for name in names]
+        if len(parts) > 3 and any(None in part or part != parts[0] for part in parts):
+            return str(node.name or node.output[0])
+    return ""
+
+
 class _MemcpyNode(ctypes.Structure):
     """``cudaMemcpy3DParms``."""
 
@@ -279,7 +309,6 @@ class Program:
         self._on_stream: Callable[[], Any] = contextlib.nullcontext
         if self.cuda:
             self._on_stream = functools.partial(torch.cuda.stream, self.stream)
-        model = without_lists(model) if self.cuda else model
         graph = model.graph
         self.inputs = [i.name for i in graph.input]
         self.outputs = [o.name for o in graph.output]
@@ -379,6 +408,7 @@ class Program:
         # and no less time (SmolLM2, 1 and 128 tokens, two cores: 1.00 and 0.99 without).
         options: dict[str, Any] = {"enable_mem_pattern": False}
         if self.cuda:
+            # It makes one Split of Slices, whose parts may be many.
             options["optimization.disable_specified_optimizers"] = SPLITS_SLICES
         with self._on_stream():
             return session(part, providers, tf32=tf32, session_options=options)

@@ -148,7 +148,7 @@ class Compiled:
         self._load(gm, examples, names, numbers)
         self.exported, self.by_torch = self._converted.model, self._converted.by_torch
         self.names = self._converted.names[: len(self._places)]
-        self.model, self.sessions = self._runner.model, self._runner.program.sessions
+        self.sessions = self._runner.program.sessions
         if settings.storage is not None:
             settings.storage.setdefault("instance", []).append(self)
 
@@ -178,16 +178,18 @@ class Compiled:
                     refused,
                     settings.fallback,
                 )
-                model, self.precomputed = converted.model, None
+                self.model, self.precomputed = converted.model, None
                 self._converted = converted
                 try:
-                    self.report = Report(nodes={"exported": len(model.graph.node)})
+                    self.report = Report(nodes={"exported": len(self.model.graph.node)})
                     if options.tiers:
-                        model, self.report = fuse(model, options, static=self.static)
+                        self.model, self.report = fuse(self.model, options, static=self.static)
                         if options.constant_folding:
-                            model, self.precomputed = split_precomputed(model, self.static)
+                            self.model, self.precomputed = split_precomputed(
+                                self.model, self.static
+                            )
                     self._runner = Runner(
-                        model,
+                        self.model,
                         self.precomputed,
                         converted,
                         self.static,
@@ -213,15 +215,16 @@ class Compiled:
 
     def __call__(self, args: list[Any]) -> list[Any]:
         """Run; *args* as the graph takes them, integers included."""
+        converted = self._converted
         sizes = {
             s.name: args[s.argument] if s.axis is None else args[s.argument].shape[s.axis]
-            for s in self._converted.symbols
+            for s in converted.symbols
         }
-        if not (self._outputs.names or self._converted.written):
+        if not (self._outputs.names or converted.written or converted.counted):
             return self._outputs.restore([], sizes)
         tensors = args if self._all_tensors else [args[i] for i in self._places]
-        if self._converted.integers:
-            tensors += [torch.tensor([sizes[n]]) for n in self._converted.integers]
+        if converted.integers:
+            tensors += [torch.tensor([sizes[n]]) for n in converted.integers]
         if self.inputs is None and self._settings.storage is not None:
             self.inputs = [t.detach() for t in tensors]
         outputs = self._runner(tensors, sizes)

@@ -60,6 +60,8 @@ class Converted:
         Operator that stays with torch -> why.
     written : dict of str to str
         Outputs that are new values of an input, which come last -> that input.
+    counted : dict of str to int
+        Inputs of one number -> what a call adds to it.
     """
 
     model: onnx.ModelProto
@@ -69,6 +71,7 @@ class Converted:
     kernels: dict[str, Kernel]
     by_torch: dict[str, str]
     written: dict[str, str]
+    counted: dict[str, int]
 
 
 class Converter:
@@ -90,6 +93,8 @@ class Converter:
         self.on_cpu = all(e.device.type == "cpu" for e in examples if isinstance(e, torch.Tensor))
         #: Placeholders that are written to -> the new value.
         self.written: dict[torch.fx.Node, ir.Value] = {}
+        #: Inputs of one number, which are raised: lengths of caches, one a layer.
+        self.counted: dict[str, int] = {}
         #: Conditions, and with what a call raises where one is false.
         self.checks: list[tuple[ir.Value, str]] = []
         self._nodes: list[ir.Node] = []
@@ -160,6 +165,7 @@ class Converter:
             self.kernels,
             self.by_torch,
             written,
+            self.counted,
         )
 
     def _checked(self, value: ir.Value) -> ir.Value:

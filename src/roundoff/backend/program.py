@@ -7,7 +7,6 @@ import contextlib
 import ctypes
 import dataclasses
 import functools
-import math
 import operator
 import warnings
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -27,7 +26,6 @@ from .steps import Kernel, KernelStep, Partition, Slot, Step, constant, signatur
 
 __all__ = [
     *("CudaGraphProgram", "Program", "addresses", "partitions", "picked", "split_precomputed"),
-    "without_counts",
 ]
 
 _NO_SIZES: Mapping[str, int] = {}
@@ -109,48 +107,6 @@ def _submodel(
     first = [i.name for i in model.graph.input if i.name in read]
     inputs = list(dict.fromkeys([*first, *read]))
     return onnx.utils.Extractor(model).extract_model(inputs, list(outputs))
-
-
-def without_counts(
-    model: onnx.ModelProto, written: Mapping[str, str]
-) -> tuple[onnx.ModelProto, dict[str, int]]:
-    """The model without counting, and what is added to which written output, by one call for all.
-
-    A cache's length is such: each layer has its own, and an `Add` for it takes as long to launch
-    as one that does work.
-
-    Parameters
-    ----------
-    model : onnx.ModelProto
-    written : mapping
-        Written output -> the input whose new values it has.
-    """
-    graph = model.graph
-    read = {i for n in graph.node for i in n.input}
-    numbers = {
-        t.name: t
-        for t in graph.initializer
-        if t.data_type == onnx.TensorProto.INT64 and math.prod(t.dims) == 1
-    }
-    single = {
-        v.name
-        for v in graph.output
-        if v.type.tensor_type.elem_type == onnx.TensorProto.INT64
-        and all(d.dim_value == 1 for d in v.type.tensor_type.shape.dim)
-    }
-    counts: dict[str, int] = {}
-    for node in graph.node:
-        output, inputs = node.output[0], list(node.input)
-        if node.op_type != "Add" or output not in single or output in read:
-            continue
-        at = [i for i in inputs if i in numbers]
-        if len(at) == 1 and written.get(output) in inputs:
-            counts[output] = int(onnx.numpy_helper.to_array(numbers[at[0]]).item())
-    rest = [n for n in graph.node if n.output[0] not in counts]
-    if not counts or not rest:
-        return model, {}
-    left = [o.name for o in graph.output if o.name not in counts]
-    return _submodel(model, rest, left), counts
 
 
 def _between(groups: Sequence[Sequence[onnx.NodeProto]]) -> set[str]:
@@ -384,7 +340,10 @@ class Program:
         inside = {n.name for n in nodes}
         needed = {i for n in model.graph.node if n.name not in inside for i in n.input}
         needed.update(self.outputs)
-        part = _submodel(model, nodes, [o for n in nodes for o in n.output if o in needed - {""}])
+        made = [o for n in nodes for o in n.output if o in needed - {""}]
+        if not made:
+            return
+        part = _submodel(model, nodes, made)
         key, names = signature(part)
         if key not in self._known:
             self._known[key] = self._session(part, providers, tf32), names

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import onnx
@@ -17,45 +17,13 @@ from roundoff.ort import torch_tf32
 
 from .capture import outside
 from .convert import convert, opset_for
+from .converter import reads
 from .outputs import Outputs
 from .program import split_precomputed
 from .runner import Runner
 from .sizes import dims
 
-__all__ = ["ByNumbers", "CompileSettings", "Compiled"]
-
-
-class ByNumbers:
-    """What AOTAutograd calls where dynamo passes Python's floats as tensors of one number.
-
-    The first call's are taken as constants, and others make another graph; from the second on,
-    what differs stays an input. The *constants* are numbers for good: dynamo guards them.
-    """
-
-    _boxed_call = True  # AOTAutograd then hands one list over, and may empty it
-
-    def __init__(
-        self,
-        numbers: Sequence[int],
-        constants: Mapping[int, float],
-        compiler: Callable[..., Compiled],
-    ) -> None:
-        self._places, self._constants, self._compile = list(numbers), constants, compiler
-        self._by_numbers: dict[tuple[str, ...], Compiled] = {}
-
-    def __call__(self, args: list[Any]) -> list[Any]:
-        """Run on flat inputs."""
-        key = tuple([args[i].item().hex() for i in self._places])  # -0.0 equals 0.0, NaN not NaN
-        compiled = self._by_numbers.get(key)
-        if compiled is None:
-            for other in list(self._by_numbers)[:1]:
-                same = [a == b for a, b in zip(key, other, strict=True)]
-                self._places = [p for p, s in zip(self._places, same, strict=True) if s]
-                key = tuple([k for k, s in zip(key, same, strict=True) if s])
-                self._by_numbers.clear()
-            numbers = dict(zip(self._places, map(float.fromhex, key), strict=True))
-            compiled = self._by_numbers[key] = self._compile({**self._constants, **numbers})
-        return compiled(args)
+__all__ = ["CompileSettings", "Compiled"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +92,6 @@ class Compiled:
         names: Sequence[str],
         weights: Container[int],
         settings: CompileSettings,
-        numbers: Mapping[int, float],
     ) -> None:
         self._settings = settings
         writes = {n.args[0] for n in gm.graph.nodes if n.target is torch.ops.aten.copy_.default}
@@ -134,7 +101,7 @@ class Compiled:
         # first step is compiled.
         self._steady: list[str] = []
         for i, node in enumerate(gm.graph.find_nodes(op="placeholder")):
-            if not isinstance(examples[i], torch.Tensor) or i in numbers:
+            if not reads(node):
                 continue
             self._places.append(i)
             if node not in writes and i in weights:
@@ -145,7 +112,7 @@ class Compiled:
         self._device = _device([examples[i] for i in self._places], gm)
         self._outputs = Outputs(gm)
         self.inputs: list[torch.Tensor] | None = None
-        self._load(gm, examples, names, numbers)
+        self._load(gm, examples, names)
         self.exported, self.by_torch = self._converted.model, self._converted.by_torch
         self.names = self._converted.names[: len(self._places)]
         self.sessions = self._runner.program.sessions
@@ -157,7 +124,6 @@ class Compiled:
         gm: torch.fx.GraphModule,
         examples: Sequence[Any],
         names: Sequence[str],
-        numbers: Mapping[int, float],
     ) -> None:
         """Convert, fuse and create sessions; what ONNX Runtime refuses goes to torch."""
         settings, options = self._settings, self._settings.options
@@ -174,7 +140,6 @@ class Compiled:
                     names,
                     self._outputs.names,
                     opset,
-                    numbers,
                     refused,
                     settings.fallback,
                 )

@@ -50,7 +50,6 @@ def convert(
     names: Sequence[str],
     outputs: Sequence[str],
     opset: int,
-    numbers: Mapping[int, float],
     refused: Mapping[str, str],
     fallback: bool,
 ) -> Converted:
@@ -65,8 +64,6 @@ def convert(
     names, outputs : sequence of str
         Names for the ONNX graph's inputs (integers have one, too) and outputs.
     opset : int
-    numbers : mapping of int to float
-        Inputs of one number that are taken as constants.
     refused : mapping of str to str
         Nodes of *gm* that have to stay with torch -> why.
     fallback : bool
@@ -77,7 +74,7 @@ def convert(
     UnsupportedError
         Without *fallback*, an operator has no ONNX form; the message names it.
     """
-    converter = Converter(gm, examples, names, numbers, opset)
+    converter = Converter(gm, examples, names, opset)
     for node in gm.graph.nodes:
         if converter.begin(node):
             converter.end(node, _written(converter, node, refused))

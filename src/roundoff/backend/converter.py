@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -82,7 +82,6 @@ class Converter:
         gm: torch.fx.GraphModule,
         examples: Sequence[Any],
         names: Sequence[str],
-        numbers: Mapping[int, float],
         opset: int,
     ) -> None:
         self.opset = opset
@@ -107,10 +106,7 @@ class Converter:
         self._domains = {"": opset}
         places = gm.graph.find_nodes(op="placeholder")
         for i, (node, example, name) in enumerate(zip(places, examples, names, strict=True)):
-            if i in numbers:
-                known = torch.tensor(numbers[i], dtype=example.dtype)
-                self.values[node] = self.constant(known.numpy())
-            elif isinstance(example, torch.Tensor):
+            if reads(node):
                 value = ir.val(name, onnx_type(example.dtype), dims(example.shape))
                 self.values[node] = value
                 self._inputs.append(value)
@@ -369,6 +365,12 @@ class Converter:
         # A size of zero is meant as one: Reshape reads 0 as "the size it was" otherwise.
         zero = 1 if 0 in sizes else None
         return self.op("Reshape", value, at, shape=sizes, allowzero=zero)
+
+
+def reads(place: torch.fx.Node) -> bool:
+    """Whether a placeholder is a tensor that the model takes: not a number that is a constant."""
+    value = place.meta["val"]
+    return isinstance(value, torch.Tensor) and bool(place.users or value.dim())
 
 
 def dims_of(value: ir.Value) -> list[Dim]:

@@ -103,17 +103,6 @@ def test_reshaped_transpose() -> None:
     ]
 
 
-def test_slices_are_a_split() -> None:
-    text = """g (float[2, 6] x) => (float[2, 2] a, float[2, 4] b)
-    { a = Slice(x, zero, two, one) b = Slice(x, two, end, one) }"""
-    constants = {k: np.array([v], I64) for k, v in (("zero", 0), ("two", 2), ("one", 1))}
-    assert ops(text, **constants, end=np.array([2**62], I64)) == ["Split"]
-    short = text.replace("float[2, 4] b", "float[2, 3] b")  # one element is in neither part
-    for start, end in ((2, 5), (3, 99)):
-        given = constants | {"from": np.array([start], I64), "end": np.array([end], I64)}
-        assert ops(short.replace("(x, two", "(x, from"), **given) == ["Slice", "Slice"]
-
-
 def test_repeated_work_is_done_once() -> None:
     text = """g (float[2] x) => (float[2] y) { a = Sqrt(x) b = Sqrt(x) y = Add(a, b) }"""
     assert ops(text) == ["Sqrt", "Add"]

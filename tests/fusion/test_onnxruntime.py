@@ -60,24 +60,35 @@ ROTARY = """g (float[2, 3, 16] q, float[1, 3, 4] f) => (float[2, 2, 3, 8] y) {{
   q4 = Reshape(q, s) x = Transpose<perm = [0, 2, 1, 3]>(q4)
   t = Concat<axis = -1>(f, {other}) c3 = Cos(t) s3 = Sin(t)
   c = Unsqueeze(c3, one) n = Unsqueeze(s3, one)
-  x1, x2 = Split<axis = -1>(x, halves) m = Neg(x2) r = Concat<axis = -1>({turned})
+  x1 = Slice(x, {first}) x2 = Slice(x, {second}) m = Neg(x2) r = Concat<axis = -1>({turned})
   a = Mul(x, c) b = Mul(r, n) y = Add(a, b) }}"""
 
 
-def rotary(other: str = "f", turned: str = "m, x1", negated: str = "x2") -> list[str]:
-    text = ROTARY.format(other=other, turned=turned)
-    text = text.replace("Neg(x2)", f"Neg({negated})")
-    constants = {"s": np.array([2, 3, 2, 8]), "one": np.array([1]), "halves": np.array([4, 4])}
-    if other != "f":
+def rotary(**change: str) -> list[str]:
+    chosen = {"other": "f", "turned": "m, x1", "first": "zero, four, last, one"}
+    text = ROTARY.format(**chosen | {"second": "four, end, last"} | change)
+    if "other" in change:
         text = text.replace("t = Concat", "e = Neg(f) t = Concat")
-    return rewritten(model(text, **constants))[0]
+    numbers = {"zero": 0, "one": 1, "two": 2, "three": 3, "four": 4, "end": 2**62, "last": -1}
+    constants = {name: np.array([n]) for name, n in numbers.items() if name in text}
+    return rewritten(model(text, s=np.array([2, 3, 2, 8]), **constants))[0]
 
 
 def test_rotary() -> None:
     assert "RotaryEmbedding" in rotary()
 
 
-@pytest.mark.parametrize("change", [{"other": "e"}, {"turned": "x1, m"}, {"negated": "x1"}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"other": "e"},
+        {"turned": "x1, m"},
+        {"second": "zero, four, last"},
+        {"first": "zero, end, last, two"},
+        {"second": "three, end, last", "first": "zero, three, last"},
+    ],
+    ids=str,
+)
 def test_rotary_near_misses(change: dict[str, str]) -> None:
     assert "RotaryEmbedding" not in rotary(**change)
 

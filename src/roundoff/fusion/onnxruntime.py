@@ -199,20 +199,27 @@ class Rotary(Rule):
 
     @staticmethod
     def _half_turn(g: Editor, value: ir.Value | None) -> ir.Value | None:
-        """x, where *value* is Concat(-x2, x1) and [x1, x2] is Split(x) in equal halves."""
+        """x, where *value* is Concat(-x2, x1) and x1, x2 are the halves of x."""
         joined = g.node(value, "Concat")
         if joined is None or len(joined.inputs) != 2:
             return None
         negated = g.node(joined.inputs[0], "Neg")
-        halves = g.node(joined.inputs[1], "Split")
-        if negated is None or halves is None or negated.inputs[0] is not halves.outputs[-1]:
+        x = Rotary._whole(g, joined.inputs[1], 0)
+        if x is None or negated is None or g.shape(value) != g.shape(x):
             return None
-        if len(halves.outputs) != 2 or halves.outputs[0] is not joined.inputs[1]:
+        return x if Rotary._whole(g, negated.inputs[0], 1) is x else None
+
+    @staticmethod
+    def _whole(g: Editor, value: ir.Value | None, which: int) -> ir.Value | None:
+        """x, of which a Slice along the last axis cuts *value*, the first half or the second."""
+        node = g.node(value, "Slice")
+        shape = g.shape(node.inputs[0]) if node is not None else None
+        if node is None or not shape or not static(shape[-1]):
             return None
-        shapes = [g.shape(o) for o in halves.outputs]
-        rank = len(shapes[0] or ())
-        equal = shapes[0] == shapes[1] and g.axis(halves, 0) == rank - 1 == g.axis(joined)
-        return halves.inputs[0] if equal else None
+        half, step = shape[-1] // 2, node.inputs[4:]
+        if g.shape(value) != (*shape[:-1], half) or (step and g.ints(step[0]) != [1]):
+            return None
+        return node.inputs[0] if g.ints(node.inputs[1]) == [which * half] else None
 
     def _table(self, g: Editor, value: ir.Value | None, op: str, at: ir.Node) -> ir.Value | None:
         """The half of a table of cosines or sines: the same nodes over f instead of (f, f)."""

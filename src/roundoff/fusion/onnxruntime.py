@@ -173,9 +173,6 @@ class Rotary(Rule):
     @staticmethod
     def _ids(g: Editor, x: ir.Value, batch: Any, length: Any, at: ir.Node) -> ir.Value:
         """Each token's row of a table that has one for each: (batch, length)."""
-        if static(batch, length):
-            ids = np.arange(batch * length).reshape(batch, length)
-            return g.initializer(ids.astype(np.int64), "position_ids")
         sizes = g.sizes(x, 0, 2, at)
         (rows,) = g.emit("ReduceProd", [sizes], at, shapes=[[]], like=sizes, keepdims=0)
         zero, one = (g.initializer(np.array(i, np.int64), "number") for i in (0, 1))

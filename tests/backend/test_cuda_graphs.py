@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import types
 import warnings
 import weakref
@@ -170,50 +169,22 @@ def test_a_settled_run_replays_no_graph_over_other_memory() -> None:
     assert program.recorded == 4, "of 1, 2 and 4, the first of which over both weights"
 
 
-class Graph:
-    """A CUDA graph that records nothing; the first *fails* recordings find no memory."""
-
-    fails = 0
-
-    def __init__(self, keep_graph: bool) -> None:
-        assert keep_graph
-
-    def capture_begin(self, capture_error_mode: str) -> None:
-        assert capture_error_mode == "thread_local"
-        assert not gc.isenabled(), "memory that is given back would end the recording"
-        if Graph.fails:
-            Graph.fails -= 1
-            raise torch.OutOfMemoryError("none left")
-
-    def capture_end(self) -> None:
-        pass
-
-    def raw_cuda_graph(self) -> int:
-        return 0
-
-    def replay(self) -> None:
-        pass
-
-
-@pytest.fixture
-def emptied(monkeypatch: pytest.MonkeyPatch) -> list[None]:
-    """What :class:`Graph` stands in for; how often torch gave memory back, or garbage was."""
-    seen: list[None] = []
-    monkeypatch.setattr(Graph, "fails", 0)
-    monkeypatch.setattr("roundoff.backend.program.copies_of_the_processor", lambda graph: "")
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: seen.append(None))
-    monkeypatch.setattr(gc, "collect", lambda *a: seen.append(None))
-    return seen
-
-
 @pytest.mark.parametrize("fails", [0, 1, 2])
 def test_a_recording_gives_memory_back_where_there_is_none_left(
-    fails: int, emptied: list[None]
+    fails: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else the next text's cache would lie elsewhere, and be recorded again."""
-    Graph.fails = fails
+    emptied: list[None] = []
+    results = [torch.OutOfMemoryError("none left")] * fails
+    graph = types.SimpleNamespace(raw_cuda_graph=lambda: 0, replay=lambda: None)
+
+    def capture(program: Program, inputs: Any, sizes: Any) -> tuple[Any, Any]:
+        if results:
+            raise results.pop()
+        return graph, program.run(inputs, sizes)
+
+    monkeypatch.setattr(Program, "_capture", capture)
+    monkeypatch.setattr("roundoff.backend.program.copies_of_the_processor", lambda graph: "")
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(None))
     program = Program(built([("Add", (0, 1))], {2}, "n"), CPU, KERNELS)
     graphs = CudaGraphProgram(program, [True, True], copy=True)
     with warnings.catch_warnings():

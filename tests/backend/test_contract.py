@@ -13,7 +13,6 @@ import torch
 from through_backend import close, compiled, through
 
 import roundoff.backend as rb
-from roundoff.backend import entry
 from roundoff.errors import ArgumentError, DtypeError, UnsupportedError
 
 F = torch.nn.functional
@@ -308,19 +307,6 @@ def test_gradients_are_refused() -> None:
         y.backward()
 
 
-@torch.no_grad()
-def test_what_is_returned_twice_or_by_another_shape() -> None:
-    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        y = x * 2
-        return y, x, y, y.view(-1), y.t() * 1, x
-
-    x = torch.randn(2, 3)
-    made, wanted = through(f)(x), f(x)
-    assert len(made) == len(wanted)
-    for a, b in zip(made, wanted, strict=True):
-        assert torch.equal(a, b)
-
-
 # Arguments, and what is stored
 
 
@@ -362,21 +348,6 @@ def test_an_argument_that_is_none_of_the_known_is_named(asked: dict[str, Any], h
     for _ in range(2):
         with pytest.raises(ArgumentError, match=rf"^{next(iter(asked))}: got "):
             run(x)
-
-
-@pytest.mark.parametrize(
-    ("asked", "graph", "copied"),
-    [
-        ((False, "default"), False, False),
-        ((True, None), True, False),
-        ((False, "reduce-overhead"), True, True),
-        ((True, "reduce-overhead"), True, False),
-    ],
-)
-def test_a_mode_records_graphs_and_copies(asked: Any, graph: bool, copied: bool) -> None:
-    cuda_graph, mode = asked
-    settings = entry._settings(None, None, cuda_graph, True, mode)
-    assert (settings.cuda_graph, settings.copy_outputs) == (graph, copied)
 
 
 @torch.no_grad()

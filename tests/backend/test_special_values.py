@@ -142,25 +142,37 @@ def test_a_number_that_changes(f: Callable[..., torch.Tensor], dynamic: bool | N
     assert {name for graph in graphs for name in graph.by_torch} <= {"aten.addmm.default"}
 
 
-@torch.no_grad()
-def test_floats_are_constants_that_may_change() -> None:
-    """Dynamo traces a frame once for each value: a second try would call the backend again."""
-    calls, storage = [], {"instance": []}  # type: ignore[var-annotated]
+class Scaled(torch.nn.Module):
+    factor, shift = 0.5, 1e-5
 
-    def f(x: torch.Tensor, factor: float, shift: float) -> torch.Tensor:
-        return F.scaled_dot_product_attention(x, x, x, scale=factor) + shift
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(x, x, x, scale=self.factor) + self.shift
+
+
+def scaled(x: torch.Tensor, factor: float, shift: float) -> torch.Tensor:
+    return F.scaled_dot_product_attention(x, x, x, scale=factor) + shift
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("of_a_module", [True, False])
+def test_floats_may_change(of_a_module: bool) -> None:
+    """Those of a module are constants: dynamo would trace a frame twice for what takes a number."""
+    calls: list[torch.fx.GraphModule] = []
 
     def backend(gm: torch.fx.GraphModule, args: Any) -> Any:
         calls.append(gm)
-        return onnx_custom_backend(gm, args, storage=storage)
+        return onnx_custom_backend(gm, args)
 
-    run = torch.compile(f, backend=backend, dynamic=True, fullgraph=True)
-    numbers = [(0.5, 1e-5), (0.5, 1e-5), (2.0, 1e-5), (3.0, 1e-5), (0.5, 1e-5), (0.5, -0.0)]
-    for n, (factor, shift) in enumerate(numbers):
-        x = torch.randn(2, 3, 5 + n, 8)
-        torch.testing.assert_close(run(x, factor, shift), f(x, factor, shift))
+    model = Scaled()
+    asked = {"backend": backend, "dynamic": True, "fullgraph": True}
+    run: Any = torch.compile(model if of_a_module else scaled, **asked)
+    numbers = [(0.5, 1e-5), (0.5, 1e-5), (2.0, 1e-5), (3.0, 1e-5), (0.5, -0.0), (0.5, 0.0)]
+    for n, (model.factor, model.shift) in enumerate(numbers):
+        x, given = torch.randn(2, 3, 5 + n, 8), (model.factor, model.shift)
+        made = run(x) if of_a_module else run(x, *given)
+        torch.testing.assert_close(made, scaled(x, *given))
         if n == 1:
-            assert len(calls) == len(storage["instance"]) == 1
+            assert len(calls) == (1 if of_a_module else 2)
 
 
 _BYTES, _HALF = torch.tensor([1, 44, 250], dtype=torch.uint8), torch.tensor([1.0, 2.0]).half()

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 from typing import Any
 
 import onnx
 import onnx.parser
-import pytest
 import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from through_backend import through
 
-from roundoff.backend import program
 from roundoff.backend.program import Program
-from roundoff.backend.runner import Unwritten
-from roundoff.ort import session
 
 CPU = torch.device("cpu")
 
@@ -135,27 +129,14 @@ def test_what_a_kernel_makes_is_let_go_of_when_it_has_been_read() -> None:
     assert alive == [0] * 6
 
 
-def test_equal_nodes_with_other_attributes_or_types_are_others() -> None:
+def test_equal_nodes_with_other_attributes_are_others() -> None:
     model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 20, "roundoff": 1]>
-      g (float[2] x) => (float[2] z, double[2] w) {
+      g (float[2] x) => (float[2] c) <float[2] a, float[2] b> {
         [n1] a = LeakyRelu <alpha = 0.5> (x)
         [n2] b = roundoff.Twice (a)
-        [n3] c = LeakyRelu <alpha = 0.25> (b)
-        [n4] d = roundoff.Twice (c)
-        [n5] z = Neg (d)
-        [n6] e = Cast <to = 11> (d)
-        [n7] f = roundoff.Twice (e)
-        [n8] h = roundoff.Twice (f)
-        [n9] w = Neg (h) }""")
-    kinds = {"a": 1, "b": 1, "c": 1, "d": 1, "e": 11, "f": 11, "h": 11}
-    model.graph.value_info.extend(
-        onnx.helper.make_tensor_value_info(n, kind, [2]) for n, kind in kinds.items()
-    )
-    program = Program(model, CPU, KERNELS)
-    z, w = program.run([torch.tensor([-1.0, 1.0])])
-    assert z.tolist() == [0.5, -4.0], "-2 · 0.25 · 2 · 0.5 · x, and -2 · 2 x"
-    assert w.tolist() == [2.0, -16.0]
-    assert w.dtype == torch.float64
+        [n3] c = LeakyRelu <alpha = 0.25> (b) }""")
+    (made,) = Program(model, CPU, KERNELS).run([torch.tensor([-1.0, 1.0])])
+    assert made.tolist() == [-0.25, 2.0], "-0.25 · 2 · 0.5 · x"
 
 
 def test_a_settled_run_reads_what_changes_its_size() -> None:
@@ -169,55 +150,3 @@ def test_a_settled_run_reads_what_changes_its_size() -> None:
         inputs = [torch.ones(n), None if settled else weight]
         twice, less = program.run(inputs, {"n": n}, settled)  # type: ignore[arg-type]
         assert (twice.tolist(), less.tolist()) == ([2] * n, [-1, -1])
-
-
-# Whether a copy of weights is of what is there now
-
-
-@pytest.mark.parametrize("change", ["add_", "view", "set_", "other", "alias"])
-@pytest.mark.parametrize("inference", [False, True])
-def test_a_tensor_written_or_exchanged_is_noticed(inference: bool, change: str) -> None:
-    for which in range(3):
-        tensors = [torch.zeros(2, 2), torch.nn.Parameter(torch.zeros(2, 2)), torch.ones(4)[::2]]
-        with torch.inference_mode(inference):
-            known = Unwritten(tensors)
-            assert all(known.holds(tensors) for _ in range(3))
-        now = list(tensors)
-        with torch.no_grad():
-            if change == "add_":
-                tensors[which].add_(1)
-            elif change == "view":  # the counter is one for a tensor and its views
-                tensors[which].detach()[0].zero_()
-            elif change == "set_":
-                tensors[which].set_(torch.ones_like(tensors[which]))
-            else:
-                now[which] = (
-                    tensors[which].clone() if change == "other" else tensors[which].detach()
-                )
-        assert not known.holds(now)
-        assert Unwritten([]).holds([])
-
-
-@torch.no_grad()
-def test_a_session_that_packs_waits_only_where_weights_change(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    made: list[weakref.ref[Any]] = []
-
-    def counted(*args: Any, **options: Any) -> Any:
-        new = session(*args, **options)
-        made.append(weakref.ref(new))
-        return new
-
-    def alive() -> list[bool]:
-        gc.collect()
-        return [ref() is not None for ref in made]
-
-    monkeypatch.setattr(program, "session", counted)
-    w, x = torch.nn.Parameter(torch.randn(4, 4)), torch.randn(2, 4)
-    run = through(lambda x: x @ (w * 2), fallback=False)
-    for seen in ([False, True], [False, True, True], [False, True, True]):
-        for _ in range(2):
-            torch.testing.assert_close(run(x), x @ (w * 2))
-        assert alive() == seen
-        w.add_(1)

@@ -42,9 +42,11 @@ LAYER = """g (float[2, 6, 64] x, float[{w}, 64] w, float[1, 6, 8] f) => (float[2
   k3 = Reshape(k, by_group) k4 = Transpose<perm = [0, 2, 1, 3]>(k3)
   v3 = Reshape(v, by_group) v4 = Transpose<perm = [0, 2, 1, 3]>(v3)
   t = Concat<axis = -1>(f, f) c3 = Cos(t) s3 = Sin(t) c = Unsqueeze(c3, one) s = Unsqueeze(s3, one)
-  q1, q2 = Split<axis = -1>(qt, halves) qn = Neg(q2) qr = Concat<axis = -1>(qn, q1)
+  q1 = Slice(qt, zero, eight, last) q2 = Slice(qt, eight, end, last)
+  qn = Neg(q2) qr = Concat<axis = -1>(qn, q1)
   qa = Mul(qt, c) qb = Mul(qr, s) queries = Add(qa, qb)
-  k1, k2 = Split<axis = -1>(k4, halves) kn = Neg(k2) kr = Concat<axis = -1>(kn, k1)
+  k1 = Slice(k4, zero, eight, last) k2 = Slice(k4, eight, end, last)
+  kn = Neg(k2) kr = Concat<axis = -1>(kn, k1)
   ka = Mul(k4, c) kb = Mul(kr, s) keys = Add(ka, kb)
   {repeat} kt = Transpose<perm = [0, 1, 3, 2]>(kk)
   m = MatMul(queries, kt) sc = Mul(m, scale) b = Add(sc, bias) z = Softmax<axis = -1>(b)
@@ -64,7 +66,10 @@ def layer(groups: int = 4) -> tuple[str, dict[str, np.ndarray]]:
         "by_group": np.array([2, 6, groups, 16]),
         "one": np.array([1]),
         "two": np.array([2]),
-        "halves": np.array([8, 8]),
+        "zero": np.array([0]),
+        "eight": np.array([8]),
+        "end": np.array([16]),
+        "last": np.array([-1]),
         "scale": np.float32(0.25),
         "bias": CAUSAL,
         "flat": np.array([2, 6, 64]),

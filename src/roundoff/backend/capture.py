@@ -18,7 +18,6 @@ from torch.utils._python_dispatch import (
 __all__ = [
     "as_constants",
     "fixed_numbers",
-    "is_number",
     "keep_composites",
     "outside",
 ]
@@ -98,31 +97,25 @@ _KEEP = {
 }
 
 
-# What floats were when their frame was first compiled, by dynamo's number of it and the source.
-_numbers: dict[tuple[int, str], float] = {}
-
-
 def fixed_numbers(gm: torch.fx.GraphModule) -> dict[torch.fx.Node, float]:
-    """The floats of Python's that are taken as constants: placeholder -> value.
+    """The floats of modules, which are taken as constants: placeholder -> value.
 
     Dynamo passes a float as a tensor of one number where sizes are symbolic. One that an operator
     takes as a number (an epsilon, a scale) makes AOTAutograd give up half-way, and dynamo trace the
-    frame a second time, which takes as long as the first. Here a float is a constant, and a guard
-    has the frame compiled again when its value is another; from then on it stays an input.
+    frame a second time, which takes as long as the first. Here a module's float is a constant, and
+    a guard has the frame compiled again when its value is another.
     """
-    identity = torch._guards.CompileContext.current_compile_id()
-    frame = getattr(identity, "frame_id", None)
     fixed: dict[torch.fx.Node, float] = {}
     for place in gm.graph.find_nodes(op="placeholder"):
         argument = place.meta.get("grapharg")
-        if frame is None or not is_number(place):
+        if not getattr(argument, "pass_arg_as_tensor", False):
             continue
-        value = argument.example.item()
-        if value == 0:  # which a guard takes for -0.0
+        source, example = argument.source, argument.example
+        if not source.guard_source.is_unspecialized_nn_module() or example.dtype != torch.float64:
             continue
-        name = str(argument.source)
-        if _numbers.setdefault((frame, name), value) == value:
-            install_guard(argument.source.make_guard(GuardBuilder.EQUALS_MATCH))
+        value = example.item()
+        if value != 0:  # which a guard takes for -0.0
+            install_guard(source.make_guard(GuardBuilder.EQUALS_MATCH))
             fixed[place] = value
     return fixed
 
@@ -141,18 +134,6 @@ def as_constants(places: Iterable[torch.fx.Node]) -> Iterator[None]:
         yield
     finally:
         TensorifyState.force_specializations -= names
-
-
-def is_number(place: torch.fx.Node) -> bool:
-    """Whether dynamo passes a float of Python's as this tensor."""
-    argument = place.meta.get("grapharg")
-    example = getattr(argument, "example", None)
-    return (
-        bool(getattr(argument, "pass_arg_as_tensor", False))
-        and isinstance(example, torch.Tensor)
-        and example.dim() == 0
-        and example.dtype == torch.float64
-    )
 
 
 def keep_composites(

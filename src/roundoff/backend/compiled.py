@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import onnx
@@ -17,45 +17,13 @@ from roundoff.ort import torch_tf32
 
 from .capture import outside
 from .convert import convert, opset_for
+from .converter import reads
 from .outputs import Outputs
 from .program import split_precomputed
 from .runner import Runner
 from .sizes import dims
 
-__all__ = ["ByNumbers", "CompileSettings", "Compiled"]
-
-
-class ByNumbers:
-    """What AOTAutograd calls where dynamo passes Python's floats as tensors of one number.
-
-    The first call's are taken as constants, and others make another graph; from the second on,
-    what differs stays an input. The *constants* are numbers for good: dynamo guards them.
-    """
-
-    _boxed_call = True  # AOTAutograd then hands one list over, and may empty it
-
-    def __init__(
-        self,
-        numbers: Sequence[int],
-        constants: Mapping[int, float],
-        compiler: Callable[..., Compiled],
-    ) -> None:
-        self._places, self._constants, self._compile = list(numbers), constants, compiler
-        self._by_numbers: dict[tuple[str, ...], Compiled] = {}
-
-    def __call__(self, args: list[Any]) -> list[Any]:
-        """Run on flat inputs."""
-        key = tuple([args[i].item().hex() for i in self._places])  # -0.0 equals 0.0, NaN not NaN
-        compiled = self._by_numbers.get(key)
-        if compiled is None:
-            for other in list(self._by_numbers)[:1]:
-                same = [a == b for a, b in zip(key, other, strict=True)]
-                self._places = [p for p, s in zip(self._places, same, strict=True) if s]
-                key = tuple([k for k, s in zip(key, same, strict=True) if s])
-                self._by_numbers.clear()
-            numbers = dict(zip(self._places, map(float.fromhex, key), strict=True))
-            compiled = self._by_numbers[key] = self._compile({**self._constants, **numbers})
-        return compiled(args)
+__all__ = ["CompileSettings", "Compiled"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +92,6 @@ class Compiled:
         names: Sequence[str],
         weights: Container[int],
         settings: CompileSettings,
-        numbers: Mapping[int, float],
     ) -> None:
         self._settings = settings
         writes = {n.args[0] for n in gm.graph.nodes if n.target is torch.ops.aten.copy_.default}
@@ -134,7 +101,7 @@ class Compiled:
         # first step is compiled.
         self._steady: list[str] = []
         for i, node in enumerate(gm.graph.find_nodes(op="placeholder")):
-            if not isinstance(examples[i], torch.Tensor) or i in numbers:
+            if not reads(node):
                 continue
             self._places.append(i)
             if node not in writes and i in weights:
@@ -145,10 +112,10 @@ class Compiled:
         self._device = _device([examples[i] for i in self._places], gm)
         self._outputs = Outputs(gm)
         self.inputs: list[torch.Tensor] | None = None
-        self._load(gm, examples, names, numbers)
+        self._load(gm, examples, names)
         self.exported, self.by_torch = self._converted.model, self._converted.by_torch
         self.names = self._converted.names[: len(self._places)]
-        self.model, self.sessions = self._runner.model, self._runner.program.sessions
+        self.sessions = self._runner.program.sessions
         if settings.storage is not None:
             settings.storage.setdefault("instance", []).append(self)
 
@@ -157,7 +124,6 @@ class Compiled:
         gm: torch.fx.GraphModule,
         examples: Sequence[Any],
         names: Sequence[str],
-        numbers: Mapping[int, float],
     ) -> None:
         """Convert, fuse and create sessions; what ONNX Runtime refuses goes to torch."""
         settings, options = self._settings, self._settings.options
@@ -174,20 +140,21 @@ class Compiled:
                     names,
                     self._outputs.names,
                     opset,
-                    numbers,
                     refused,
                     settings.fallback,
                 )
-                model, self.precomputed = converted.model, None
+                self.model, self.precomputed = converted.model, None
                 self._converted = converted
                 try:
-                    self.report = Report(nodes={"exported": len(model.graph.node)})
+                    self.report = Report(nodes={"exported": len(self.model.graph.node)})
                     if options.tiers:
-                        model, self.report = fuse(model, options, static=self.static)
+                        self.model, self.report = fuse(self.model, options, static=self.static)
                         if options.constant_folding:
-                            model, self.precomputed = split_precomputed(model, self.static)
+                            self.model, self.precomputed = split_precomputed(
+                                self.model, self.static
+                            )
                     self._runner = Runner(
-                        model,
+                        self.model,
                         self.precomputed,
                         converted,
                         self.static,
@@ -213,15 +180,16 @@ class Compiled:
 
     def __call__(self, args: list[Any]) -> list[Any]:
         """Run; *args* as the graph takes them, integers included."""
+        converted = self._converted
         sizes = {
             s.name: args[s.argument] if s.axis is None else args[s.argument].shape[s.axis]
-            for s in self._converted.symbols
+            for s in converted.symbols
         }
-        if not (self._outputs.names or self._converted.written):
+        if not (self._outputs.names or converted.written or converted.counted):
             return self._outputs.restore([], sizes)
         tensors = args if self._all_tensors else [args[i] for i in self._places]
-        if self._converted.integers:
-            tensors += [torch.tensor([sizes[n]]) for n in self._converted.integers]
+        if converted.integers:
+            tensors += [torch.tensor([sizes[n]]) for n in converted.integers]
         if self.inputs is None and self._settings.storage is not None:
             self.inputs = [t.detach() for t in tensors]
         outputs = self._runner(tensors, sizes)

@@ -18,30 +18,21 @@ from torch.utils import _pytree as pytree
 from roundoff.errors import UnsupportedError
 
 from .converter import Converted, Converter, LeftToTorchError
-from .operators import TABLE, writes_one_place
+from .operators import TABLE
 from .others import by_torch
 
 __all__ = ["convert", "opset_for"]
 
 
-#: Operators of torch whose operator of ONNX has a later version than opset 20's: which of these
-#: have a kernel on CUDA is not known, and what runs on the processor cannot be recorded in a graph.
-_LATER = {"constant_pad_nd", "convolution", "softplus"}
-
-
 def opset_for(gm: torch.fx.GraphModule, processor: str) -> int:
     """The opset of a graph.
 
-    24, which has TensorScatter, on CUDA for a graph that writes one place of an input (a step of a
-    static cache): on an H200 it then takes 0.96 to 0.98 of the time. Others keep 20, and graphs
-    with an operator that was not run in opset 24.
+    24, which has TensorScatter, on CUDA for a graph that may write one place of an input (a step of
+    a static cache): on an H200 it then takes 0.96 to 0.98 of the time. Others keep 20, of which all
+    operators are known to have kernels there.
     """
-    copies = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
-    written = [node.args[1] for node in copies if node.args[1].args[:1] == node.args[:1]]
-    if processor != "CUDA" or not any(map(writes_one_place, written)):
-        return 20
-    called = {getattr(node.target, "overloadpacket", None) for node in gm.graph.nodes}
-    return 20 if any(getattr(torch.ops.aten, name) in called for name in _LATER) else 24
+    written = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.index_copy.default)
+    return 24 if processor == "CUDA" and written else 20
 
 
 def convert(
@@ -50,7 +41,6 @@ def convert(
     names: Sequence[str],
     outputs: Sequence[str],
     opset: int,
-    numbers: Mapping[int, float],
     refused: Mapping[str, str],
     fallback: bool,
 ) -> Converted:
@@ -65,8 +55,6 @@ def convert(
     names, outputs : sequence of str
         Names for the ONNX graph's inputs (integers have one, too) and outputs.
     opset : int
-    numbers : mapping of int to float
-        Inputs of one number that are taken as constants.
     refused : mapping of str to str
         Nodes of *gm* that have to stay with torch -> why.
     fallback : bool
@@ -77,7 +65,7 @@ def convert(
     UnsupportedError
         Without *fallback*, an operator has no ONNX form; the message names it.
     """
-    converter = Converter(gm, examples, names, numbers, opset)
+    converter = Converter(gm, examples, names, opset)
     for node in gm.graph.nodes:
         if converter.begin(node):
             converter.end(node, _written(converter, node, refused))

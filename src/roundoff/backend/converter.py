@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -60,6 +60,8 @@ class Converted:
         Operator that stays with torch -> why.
     written : dict of str to str
         Outputs that are new values of an input, which come last -> that input.
+    counted : dict of str to int
+        Inputs of one number -> what a call adds to it.
     """
 
     model: onnx.ModelProto
@@ -69,6 +71,7 @@ class Converted:
     kernels: dict[str, Kernel]
     by_torch: dict[str, str]
     written: dict[str, str]
+    counted: dict[str, int]
 
 
 class Converter:
@@ -79,7 +82,6 @@ class Converter:
         gm: torch.fx.GraphModule,
         examples: Sequence[Any],
         names: Sequence[str],
-        numbers: Mapping[int, float],
         opset: int,
     ) -> None:
         self.opset = opset
@@ -90,6 +92,8 @@ class Converter:
         self.on_cpu = all(e.device.type == "cpu" for e in examples if isinstance(e, torch.Tensor))
         #: Placeholders that are written to -> the new value.
         self.written: dict[torch.fx.Node, ir.Value] = {}
+        #: Inputs of one number, which are raised: lengths of caches, one a layer.
+        self.counted: dict[str, int] = {}
         #: Conditions, and with what a call raises where one is false.
         self.checks: list[tuple[ir.Value, str]] = []
         self._nodes: list[ir.Node] = []
@@ -102,10 +106,7 @@ class Converter:
         self._domains = {"": opset}
         places = gm.graph.find_nodes(op="placeholder")
         for i, (node, example, name) in enumerate(zip(places, examples, names, strict=True)):
-            if i in numbers:
-                known = torch.tensor(numbers[i], dtype=example.dtype)
-                self.values[node] = self.constant(known.numpy())
-            elif isinstance(example, torch.Tensor):
+            if reads(node):
                 value = ir.val(name, onnx_type(example.dtype), dims(example.shape))
                 self.values[node] = value
                 self._inputs.append(value)
@@ -160,6 +161,7 @@ class Converter:
             self.kernels,
             self.by_torch,
             written,
+            self.counted,
         )
 
     def _checked(self, value: ir.Value) -> ir.Value:
@@ -363,6 +365,12 @@ class Converter:
         # A size of zero is meant as one: Reshape reads 0 as "the size it was" otherwise.
         zero = 1 if 0 in sizes else None
         return self.op("Reshape", value, at, shape=sizes, allowzero=zero)
+
+
+def reads(place: torch.fx.Node) -> bool:
+    """Whether a placeholder is a tensor that the model takes: not a number that is a constant."""
+    value = place.meta["val"]
+    return isinstance(value, torch.Tensor) and bool(place.users or value.dim())
 
 
 def dims_of(value: ir.Value) -> list[Dim]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,13 +13,8 @@ from roundoff.arguments import check_choice, check_flag
 from roundoff.errors import ArgumentError, DtypeError, RoundoffError, UnsupportedError
 from roundoff.fusion import OptimizationOptions
 
-from .capture import (
-    as_constants,
-    fixed_numbers,
-    is_number,
-    keep_composites,
-)
-from .compiled import ByNumbers, Compiled, CompileSettings
+from .capture import as_constants, fixed_numbers, keep_composites
+from .compiled import Compiled, CompileSettings
 from .operators import WRITTEN_IN_OTHERS
 
 __all__ = ["onnx_custom_backend"]
@@ -90,7 +84,8 @@ def onnx_custom_backend(
     Inference tensors have no counter, and writes through ``.data`` do not move it: call
     :func:`roundoff.backend.reset`.
     With ``dynamic=True`` one conversion serves all sizes that dynamo lets into the graph: it makes
-    another for a size of zero or one, and for another value of a float that sizes decide.
+    another for a size of zero or one, and for another value of a float that a module holds or sizes
+    decide.
     Random numbers are eager's for the same seed, but for a tensor that does not lie in the order of
     its axes.
     ``layer_norm`` and ``group_norm`` of numbers whose squares add up to more than float32 holds
@@ -134,19 +129,14 @@ def onnx_custom_backend(
         fixed = fixed_numbers(graph_module)
         kept = keep_composites(graph_module, fixed)
         places = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
-        known = {i: fixed[p] for i, p in enumerate(places) if p in fixed}
 
         def compiler(gm: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
             own = gm.graph.find_nodes(op="placeholder")
-            same = len(own) == len(places)
-            names = [str(n.target) for n in (places if same else own)]
-            numbers = [i for i, p in enumerate(places) if same and is_number(p) and i not in known]
+            names = [str(n.target) for n in (places if len(own) == len(places) else own)]
             context = torch._guards.TracingContext.try_get()
             metadata = getattr(context, "fw_metadata", None)
             weights = getattr(metadata, "static_input_indices", None) or ()
-            make = functools.partial(Compiled, gm, examples, names, weights, settings)
-            constants = known if same else {}
-            return ByNumbers(numbers, constants, make) if numbers else make(constants)
+            return Compiled(gm, examples, names, weights, settings)
 
         with as_constants(fixed):
             return aot_autograd(

@@ -7,7 +7,6 @@ import contextlib
 import ctypes
 import dataclasses
 import functools
-import math
 import operator
 import warnings
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -22,13 +21,11 @@ from roundoff.ort import OrtSession, session
 from roundoff.ort.binding import CUDA
 from roundoff.timing.harness import no_collection
 
-from .lists import SPLITS_SLICES, passes_a_list, sizes_of, without_lists
 from .sizes import known
 from .steps import Kernel, KernelStep, Partition, Slot, Step, constant, signature, unread_after
 
 __all__ = [
     *("CudaGraphProgram", "Program", "addresses", "partitions", "picked", "split_precomputed"),
-    "without_counts",
 ]
 
 _NO_SIZES: Mapping[str, int] = {}
@@ -112,48 +109,6 @@ def _submodel(
     return onnx.utils.Extractor(model).extract_model(inputs, list(outputs))
 
 
-def without_counts(
-    model: onnx.ModelProto, written: Mapping[str, str]
-) -> tuple[onnx.ModelProto, dict[str, int]]:
-    """The model without counting, and what is added to which written output, by one call for all.
-
-    A cache's length is such: each layer has its own, and an `Add` for it takes as long to launch
-    as one that does work.
-
-    Parameters
-    ----------
-    model : onnx.ModelProto
-    written : mapping
-        Written output -> the input whose new values it has.
-    """
-    graph = model.graph
-    read = {i for n in graph.node for i in n.input}
-    numbers = {
-        t.name: t
-        for t in graph.initializer
-        if t.data_type == onnx.TensorProto.INT64 and math.prod(t.dims) == 1
-    }
-    single = {
-        v.name
-        for v in graph.output
-        if v.type.tensor_type.elem_type == onnx.TensorProto.INT64
-        and all(d.dim_value == 1 for d in v.type.tensor_type.shape.dim)
-    }
-    counts: dict[str, int] = {}
-    for node in graph.node:
-        output, inputs = node.output[0], list(node.input)
-        if node.op_type != "Add" or output not in single or output in read:
-            continue
-        at = [i for i in inputs if i in numbers]
-        if len(at) == 1 and written.get(output) in inputs:
-            counts[output] = int(onnx.numpy_helper.to_array(numbers[at[0]]).item())
-    rest = [n for n in graph.node if n.output[0] not in counts]
-    if not counts or not rest:
-        return model, {}
-    left = [o.name for o in graph.output if o.name not in counts]
-    return _submodel(model, rest, left), counts
-
-
 def _between(groups: Sequence[Sequence[onnx.NodeProto]]) -> set[str]:
     """What passes from one group of nodes to another, or is a kernel's."""
     made = {o: at for at, nodes in enumerate(groups) for n in nodes for o in n.output}
@@ -184,6 +139,37 @@ def written_in_place(model: onnx.ModelProto) -> dict[str, str]:
         and node.input[0] in inputs
         and readers[node.input[0]] == 1
     }
+
+
+def sizes_of(value: onnx.ValueInfoProto) -> list[Any]:
+    """Sizes, names of sizes, and None for a size, or for a shape, that nothing is known of."""
+    if not value.type.tensor_type.HasField("shape"):
+        return [None]
+    dims = value.type.tensor_type.shape.dim
+    return [d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in dims]
+
+
+#: ONNX Runtime's optimizer that makes one Split of Slices.
+SPLITS_SLICES = "GatherSliceToSplitFusion"
+
+
+def passes_a_list(model: onnx.ModelProto) -> str:
+    """The first Split or Concat whose CUDA kernel is passed a list, by name or output; else empty.
+
+    Of at most three parts, or of equal ones, sizes and addresses are arguments of the kernel. Else
+    it reads them from memory of the processor. ONNX Runtime uses that memory again after the run,
+    which a replayed CUDA graph does not know, and frees it in a callback of the stream, where CUDA
+    forbids it and the process ends.
+    """
+    graph = model.graph
+    sizes = {v.name: sizes_of(v) for v in [*graph.input, *graph.output, *graph.value_info]}
+    sizes |= {t.name: list(t.dims) for t in graph.initializer}
+    for node in graph.node:
+        names = {"Split": node.output, "Concat": node.input}.get(node.op_type, [])
+        parts = [sizes.get(name, [None]) for name in names]
+        if len(parts) > 3 and any(None in part or part != parts[0] for part in parts):
+            return str(node.name or node.output[0])
+    return ""
 
 
 class _MemcpyNode(ctypes.Structure):
@@ -279,7 +265,6 @@ class Program:
         self._on_stream: Callable[[], Any] = contextlib.nullcontext
         if self.cuda:
             self._on_stream = functools.partial(torch.cuda.stream, self.stream)
-        model = without_lists(model) if self.cuda else model
         graph = model.graph
         self.inputs = [i.name for i in graph.input]
         self.outputs = [o.name for o in graph.output]
@@ -355,7 +340,10 @@ class Program:
         inside = {n.name for n in nodes}
         needed = {i for n in model.graph.node if n.name not in inside for i in n.input}
         needed.update(self.outputs)
-        part = _submodel(model, nodes, [o for n in nodes for o in n.output if o in needed - {""}])
+        made = [o for n in nodes for o in n.output if o in needed - {""}]
+        if not made:
+            return
+        part = _submodel(model, nodes, made)
         key, names = signature(part)
         if key not in self._known:
             self._known[key] = self._session(part, providers, tf32), names
@@ -379,6 +367,7 @@ class Program:
         # and no less time (SmolLM2, 1 and 128 tokens, two cores: 1.00 and 0.99 without).
         options: dict[str, Any] = {"enable_mem_pattern": False}
         if self.cuda:
+            # It makes one Split of Slices, whose parts may be many.
             options["optimization.disable_specified_optimizers"] = SPLITS_SLICES
         with self._on_stream():
             return session(part, providers, tf32=tf32, session_options=options)

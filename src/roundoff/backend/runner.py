@@ -16,7 +16,7 @@ from roundoff.fusion.experimental import KERNELS
 from roundoff.ort.binding import CUDA
 
 from .converter import Converted
-from .program import CudaGraphProgram, Program, addresses, picked, without_counts
+from .program import CudaGraphProgram, Program, addresses, picked
 
 __all__ = ["Runner", "Unwritten", "chosen_providers", "reset"]
 
@@ -128,11 +128,6 @@ class Runner:
         Whether float32 products on CUDA may round to TF32.
     cuda_graph, copy_outputs : bool
         Whether to record a CUDA graph, and to return copies of its outputs.
-
-    Attributes
-    ----------
-    model : onnx.ModelProto
-        Without the counting that is done for all caches at once.
     """
 
     def __init__(
@@ -165,9 +160,8 @@ class Runner:
         self._read_at: list[int] | None = None
         self._copied, self._unwritten = picked(self._weights), Unwritten([])
         self._epoch = -1
-        self.model, counted = without_counts(model, converted.written)
         still = {*static, *steady}
-        self.program = Program(self.model, *where, steady=still.union(packed))
+        self.program = Program(model, *where, steady=still.union(packed))
         # Where the program's inputs are in the list of the arguments and what is packed.
         place |= {n: len(place) + i for i, n in enumerate(packed)}
         order = [place[n] for n in self.program.inputs]
@@ -185,11 +179,11 @@ class Runner:
         moving = [i not in self._steady and i < len(converted.names) for i in order]
         # Whose layout the next call may change; that of the others is dynamo's to guard.
         self._loose = [i for i, m in zip(order, moving, strict=True) if m]
-        self._written = [place[n] for o, n in converted.written.items() if o not in counted]
+        self._written = [place[n] for n in converted.written.values()]
         # Lengths of caches: which to raise by how much.
         self._raised: dict[int, list[int]] = {}
-        for output, more in counted.items():
-            self._raised.setdefault(more, []).append(place[converted.written[output]])
+        for name, more in converted.counted.items():
+            self._raised.setdefault(more, []).append(place[name])
         self._lock = threading.Lock()
         self._cuda_graph: CudaGraphProgram | None = None
         if record:

@@ -203,7 +203,7 @@ class KernelStep:
     def run(self, values: list[Any], sizes: Mapping[str, int], settled: bool) -> None:
         inputs = [None if i is None else values[i] for i in self._inputs]
         outputs = self._kernel(inputs, self._attributes)
-        for index, tensor in zip(self._outputs, outputs, strict=True):
+        for index, tensor in zip(self._outputs, outputs, strict=False):
             if index is not None:
                 values[index] = tensor
 

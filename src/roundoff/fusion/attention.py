@@ -143,11 +143,8 @@ class Attention(Rule):
 
     def _lengths(self, g: Editor, q: ir.Value, at: ir.Node) -> tuple[ir.Value, ir.Value]:
         """(the last token of each sequence, the length of all), int32."""
-        batch, _, length, _ = g.shape(q) or ()
-        if static(batch, length):
-            last = g.initializer(np.full(batch, length - 1, np.int32), "last_token")
-            return last, g.initializer(np.array([length], np.int32), "total_length")
-        kind = ir.Value(name="", type=ir.TensorType(ir.DataType.INT32))
+        batch = (g.shape(q) or ())[0]
+        kind = ir.val("", ir.DataType.INT32)
         (total,) = g.emit(
             "Cast", [g.sizes(q, 2, 3, at)], at, shapes=[[1]], like=kind, to=int(ir.DataType.INT32)
         )

@@ -6,11 +6,11 @@ Every rule here keeps the bits.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
-import numpy as np
 import onnx_ir as ir
 
-from .editor import Dim, Editor, reshape_target, static
+from .editor import Dim, Editor, both_orders, reshape_target, static
 from .rule import Refusal, Rule
 
 #: Operators that give the same elements, in the same order, another shape.
@@ -29,7 +29,7 @@ class FoldConstants(Rule):
            "Sin", "Exp", "Gather", "GatherND", "Slice", "Unsqueeze", "Squeeze", "Reshape",
            "Transpose", "Where", "And", "Or", "Not", "Less", "LessOrEqual", "Greater",
            "GreaterOrEqual", "Equal", "Range", "Shape", "Expand", "Tile", "Trilu",
-           "ConstantOfShape", "CumSum", "Max", "Min", "Identity", "Sum")  # fmt: skip
+           "ConstantOfShape", "CumSum", "Max", "Min", "Identity", "Sum", "ReduceProd")  # fmt: skip
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
         if node.op_type == "Identity" and node.outputs[0].is_graph_output():
@@ -56,68 +56,46 @@ def _all_constant(g: Editor, node: ir.Node) -> bool:
 
 
 class DropNoOps(Rule):
-    """Pattern: a node whose output is its input, bit for bit. Becomes the input.
+    """Pattern: a node whose output has its input's elements, bit for bit. Becomes the input.
 
-    Identity; Reshape, Expand to the same shape; Transpose that moves nothing; Cast to the same
-    type; Concat of one, or with empty tensors; Mul or Div by one; Add or Sub of an integer zero
-    (which may give the input axes of one: a Reshape is left).
+    Identity; Reshape and Expand to the same shape; Cast to the same type; Mul or Div by one; Add of
+    an integer zero. Where the input gets axes of one, a Reshape is left.
     """
 
-    ops = (
-        "Identity",
-        "Reshape",
-        "Unsqueeze",
-        "Squeeze",
-        "Flatten",
-        "Expand",
-        "Transpose",
-        "Cast",
-        "Concat",
-        "Mul",
-        "Div",
-        "Add",
-        "Sub",
-    )
+    ops = ("Identity", "Reshape", "Expand", "Cast", "Mul", "Div", "Add")
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
-        out, kept = node.outputs[0], self._kept(g, node)
-        if kept is None or kept.dtype != out.dtype:
-            return False
-        before, shape = g.shape(kept), g.shape(out)
-        if node.op_type in ("Add", "Sub") and before != shape and _long(before) == _long(shape):
-            g.replace(out, g.reshape(kept, shape or (), node))
+        (out,), kept = node.outputs, node.inputs[0]
+        if node.op_type == "Identity":
+            if kept is None or (out.is_graph_output() and _is_copied(kept)):
+                return False
+            g.replace(out, kept)
             return True
-        if node.op_type != "Identity" and (before is None or before != shape):
+        if node.op_type in ("Mul", "Div", "Add"):
+            orders = both_orders(node)[: 1 if node.op_type == "Div" else 2]
+            neutral = 0 if node.op_type == "Add" else 1
+            kept = next((x for x, other in orders if g.scalar(other) == neutral), None)
+            if neutral == 0 and out.dtype not in INTEGERS:
+                return False  # -0 + 0 is another number than -0
+        before, shape = g.shape(kept), g.shape(out)
+        if kept is None or kept.dtype != out.dtype or before is None or shape is None:
             return False
-        copied = out.is_graph_output() and (kept.producer() is None or kept.is_graph_output())
-        if copied and node.op_type == "Identity":
-            return False  # an output that is an input, or another output: needs its copy
+        if before != shape:
+            if node.op_type == "Reshape" or _long(before) != _long(shape):
+                return False
+            kept = g.reshape(kept, shape, node)
         g.replace(out, kept)
         return True
 
-    def _kept(self, g: Editor, node: ir.Node) -> ir.Value | None:
-        first = node.inputs[0]
-        if node.op_type == "Transpose":
-            perm = g.attribute(node, "perm")
-            return first if perm is not None and list(perm) == sorted(perm) else None
-        if node.op_type == "Concat":
-            full = [i for i in node.inputs if i is None or g.size(i) != 0]
-            return full[0] if len(full) == 1 else None
-        neutral = {"Mul": 1, "Div": 1, "Add": 0, "Sub": 0}.get(node.op_type)
-        if neutral is None:
-            return first
-        if neutral == 0 and node.outputs[0].dtype not in INTEGERS:
-            return None  # -0 + 0 is another number than -0
-        second = node.inputs[1]
-        if g.scalar(second) == neutral:
-            return first
-        commutes = node.op_type in ("Mul", "Add")
-        return second if commutes and g.scalar(first) == neutral else None
+
+def _is_copied(value: ir.Value) -> bool:
+    """Whether an output that is this value too needs its copy: an input, or another output."""
+    return value.producer() is None or value.is_graph_output()
 
 
-def _long(shape: tuple[Dim, ...] | None) -> list[Dim] | None:
+def _long(shape: Sequence[Dim]) -> list[Dim]:
     """The sizes that are not one."""
-    return None if shape is None else [d for d in shape if d != 1]
+    return [d for d in shape if d != 1]
 
 
 class MergeReshapes(Rule):
@@ -197,54 +175,6 @@ class ReshapedTranspose(Rule):
         return True
 
 
-class SlicesToSplit(Rule):
-    """Pattern: Slices that cut one axis of a value into its consecutive parts. Becomes a Split.
-
-    Conditions: constant bounds, step one, the parts cover the axis once.
-    """
-
-    ops = ("Slice",)
-
-    def rewrite(self, g: Editor, node: ir.Node) -> bool:
-        x, first = node.inputs[0], self._bounds(g, node)
-        if x is None or first is None:
-            return False
-        axis, parts = first[0], {}
-        for use in x.uses():
-            bounds = self._bounds(g, use.node) if use.idx == 0 else None
-            if bounds is not None and bounds[0] == axis:
-                parts[bounds[1]] = (bounds[2], use.node)
-        sizes, nodes, at = [], [], 0
-        while at in parts:
-            end, piece = parts[at]
-            sizes.append(end - at)
-            nodes.append(piece)
-            at = end
-        if at != (g.shape(x) or ())[axis] or len(nodes) < 2:
-            return False
-        earliest = next(n for n in g.graph if n in nodes)
-        lengths = g.initializer(np.array(sizes, dtype=np.int64), "lengths")
-        pieces = [n.outputs[0] for n in nodes]
-        g.replace_by(pieces, "Split", [x, lengths], earliest, axis=axis)
-        return True
-
-    @staticmethod
-    def _bounds(g: Editor, node: ir.Node) -> tuple[int, int, int] | None:
-        """(axis, start, end) of a Slice along one axis with step one."""
-        shape = g.shape(node.inputs[0])
-        numbers = [g.ints(i) for i in node.inputs[1:]]
-        if node.op_type != "Slice" or shape is None or numbers[3:] not in ([], [[1]]):
-            return None
-        if len(numbers) < 3 or any(n is None or len(n) != 1 for n in numbers):
-            return None
-        (start,), (end,), (axis,) = numbers[:3]  # type: ignore[misc]
-        size = shape[axis]
-        if not static(size):
-            return None
-        start, end, _ = slice(start, end).indices(size)
-        return (axis % len(shape), start, end) if end > start else None
-
-
 #: The rules of the tier, in the order in which they are tried.
 DEFAULT: tuple[Rule, ...] = (
     FoldConstants(),
@@ -252,5 +182,4 @@ DEFAULT: tuple[Rule, ...] = (
     MergeReshapes(),
     MergeTransposes(),
     ReshapedTranspose(),
-    SlicesToSplit(),
 )

@@ -265,7 +265,7 @@ class Editor:
         An entry None of *shapes* leaves that optional output out. Returns all outputs.
         """
         outputs = [
-            self._value(op, shape, like.dtype) if shape is not None else ir.Value(name="")
+            ir.val(self.fresh(op), like.dtype, shape) if shape is not None else ir.val("")
             for shape in shapes
         ]
         self._insert(op, inputs, outputs, before, domain, attributes)
@@ -285,22 +285,13 @@ class Editor:
         An entry None leaves that optional output out.
         """
         outputs = [
-            self._value(op, old.shape, old.dtype) if old is not None else ir.Value(name="")
+            ir.val(self.fresh(op), old.dtype, old.shape) if old is not None else ir.val("")
             for old in olds
         ]
         self._insert(op, inputs, outputs, before, domain, attributes)
         for old, new in zip(olds, outputs, strict=True):
             if old is not None:
                 self.replace(old, new)
-
-    def _value(
-        self, name: str, shape: Sequence[Any] | ir.Shape | None, dtype: ir.DataType | None
-    ) -> ir.Value:
-        return ir.Value(
-            name=self.fresh(name),
-            shape=None if shape is None else ir.Shape(shape),
-            type=None if dtype is None else ir.TensorType(dtype),
-        )
 
     def _insert(
         self,
@@ -311,19 +302,14 @@ class Editor:
         domain: str,
         attributes: dict[str, Any],
     ) -> None:
-        made = ir.convenience.convert_attributes(attributes)
-        self.graph.insert_before(before, ir.Node(domain, op, inputs, made, outputs=outputs))
+        node = ir.node(op, inputs, attributes, domain=domain, outputs=outputs)
+        self.graph.insert_before(before, node)
         if domain:
             self.model.opset_imports.setdefault(domain, 1)
 
     def initializer(self, array: np.ndarray, name: str = "const") -> ir.Value:
         """A new constant."""
-        value = ir.Value(
-            name=self.fresh(name),
-            shape=ir.Shape(array.shape),
-            type=ir.TensorType(ir.DataType.from_numpy(array.dtype)),
-            const_value=ir.tensor(array),
-        )
+        value = ir.val(self.fresh(name), const_value=ir.tensor(array))
         self.graph.register_initializer(value)
         return value
 
@@ -349,7 +335,7 @@ class Editor:
         some = (self.shape(value) or ())[start:end]
         if static(*some):
             return self.initializer(np.array(some, dtype=np.int64), "sizes")
-        kind = ir.Value(name="", type=ir.TensorType(ir.DataType.INT64))
+        kind = ir.val("", ir.DataType.INT64)
         (made,) = self.emit(
             "Shape", [value], before, shapes=[[len(some)]], like=kind, start=start, end=end
         )

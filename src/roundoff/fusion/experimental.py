@@ -73,8 +73,8 @@ class RotaryQkv(Rule):
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
         if not is_plain(node) or not g.attribute(node, "do_rotary") or node.inputs[1] is not None:
             return False
-        heads = {n: int(g.attribute(node, n)) for n in ("num_heads", "kv_num_heads")}
-        if len(set(heads.values())) > 1 and not _lacks_kernel(g, node):
+        heads, groups = g.attribute(node, "num_heads"), g.attribute(node, "kv_num_heads")
+        if heads != groups and not _lacks_kernel(g, node):
             raise Refusal("grouped heads: repeating keys and values would cost more than it saves")
         q, k, v = g.emit(
             "RotaryQkv",
@@ -83,7 +83,8 @@ class RotaryQkv(Rule):
             shapes=[g.shape(o) for o in node.outputs],
             like=node.outputs[0],
             domain=OURS,
-            **heads,
+            heads=heads,
+            groups=groups,
         )
         _attend(g, node, q, k, v)
         return True
@@ -181,31 +182,23 @@ class AddRmsNorm(Rule):
 Kernel = Callable[[Sequence[Any], dict[str, Any]], Sequence[Any]]
 
 
-def _kernel(name: str, *attributes: str) -> Kernel:
-    """A function of ours, which takes these attributes of the node behind its inputs."""
+def _kernel(name: str) -> Kernel:
+    """A function of ours, which takes the node's attributes by name."""
 
-    def run(inputs: Sequence[Any], a: dict[str, Any]) -> Sequence[Any]:
+    def run(inputs: Sequence[Any], attributes: dict[str, Any]) -> Sequence[Any]:
         from roundoff.kernels import llama
 
-        made = getattr(llama, name)(*inputs, *(a[attribute] for attribute in attributes))
+        made = getattr(llama, name)(*inputs, **attributes)
         return made if isinstance(made, tuple) else (made,)
 
     return run
 
 
-def _add_rms_norm(inputs: Sequence[Any], a: dict[str, Any]) -> tuple[Any, ...]:
-    from roundoff.kernels.llama import add_rms_norm
-
-    x, residual, weight = inputs
-    outputs = add_rms_norm(x, residual, weight, a["epsilon"], bool(a["keep"]))
-    return outputs if a["keep"] else outputs[:1]
-
-
 #: Operator of domain "roundoff" -> what runs it on torch tensors: (inputs, attributes) -> outputs.
 KERNELS: dict[str, Kernel] = {
     "SiluMul": _kernel("silu_mul"),
-    "RotaryQkv": _kernel("rotary_qkv", "num_heads", "kv_num_heads"),
-    "AddRmsNorm": _add_rms_norm,
+    "RotaryQkv": _kernel("rotary_qkv"),
+    "AddRmsNorm": _kernel("add_rms_norm"),
 }
 
 #: The rules of the tier, in the order in which they are tried.

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 # Importing a module enters its operators.
 from . import elementwise, indexing, products, reductions, shapes
-from .indexing import writes_one_place
 from .table import TABLE, WRITTEN_IN_OTHERS
 
 __all__ = [
@@ -21,5 +20,4 @@ __all__ = [
     "products",
     "reductions",
     "shapes",
-    "writes_one_place",
 ]

@@ -64,20 +64,6 @@ def _index(c: Converter, node: Any, x: Any, indices: Sequence[Any]) -> Any:
     return c.op("GatherND", c.tensor(x), joined)
 
 
-def writes_one_place(node: Any) -> bool:
-    """Whether TensorScatter can write what a node does: one place of an axis behind the first.
-
-    A decode step writes its static cache so.
-    """
-    if node.target is not torch.ops.aten.index_copy.default:
-        return False
-    x, axis, index, source = node.args
-    if not rank_of(x) or rank_of(index) != 1:
-        return False
-    axis = axis_of(axis, rank_of(x))
-    return axis > 0 and shape_of(source)[axis] == 1
-
-
 @writes("index_copy")
 def _index_copy(c: Converter, node: Any, x: Any, axis: int, index: Any, source: Any) -> Any:
     if not rank_of(x) or rank_of(index) != 1:
@@ -85,17 +71,13 @@ def _index_copy(c: Converter, node: Any, x: Any, axis: int, index: Any, source: 
     axis, new = axis_of(axis, rank_of(x)), c.tensor(source, kind_of(node))
     place = _no_negative(c, index)
     shape = dims_of(new)
-    if c.opset >= 24 and writes_one_place(node):
+    if c.opset >= 24 and axis > 0 and shape[axis] == 1:  # a decode step writes its static cache so
         at = place
         if shape[0] != 1:
             at = c.op("Expand", at, c.shape(shape[:1]), shape=shape[:1])
         return c.op("TensorScatter", c.tensor(x), new, at, axis=axis)
-    thin: list[Dim] = [1] * len(shape)
-    thin[axis] = shape[axis]
-    at = c.reshape(place, thin)
-    target: list[Dim] = [1 if i == axis else d for i, d in enumerate(shape)]
-    if any(d != 1 for d in target):
-        at = c.op("Expand", at, c.shape(target), shape=shape)
+    thin: list[Dim] = [d if i == axis else 1 for i, d in enumerate(shape)]
+    at = c.op("Expand", c.reshape(place, thin), c.shape(shape), shape=shape)
     return c.op("ScatterElements", c.tensor(x), at, new, axis=axis)
 
 
@@ -106,8 +88,18 @@ def _index_copy(c: Converter, node: Any, x: Any, axis: int, index: Any, source: 
 def _copy_into(
     c: Converter, node: Any, target: Any, source: Any, non_blocking: bool = False
 ) -> Any:
-    """A write to an input, which AOTAutograd leaves at the end of the graph."""
+    """A write to an input, which AOTAutograd leaves at the end of the graph.
+
+    Where it counts (a cache's length, of which each layer has its own), one call of torch does so
+    for all: a node for it takes as long to launch as one that does work.
+    """
     value, out = c.tensor(source, kind_of(node)), shape_of(node)
+    one = kind_of(node) == INT64 and all(n == 1 for n in out)
+    if one and source.target is torch.ops.aten.add.Tensor and not source.kwargs:
+        counted, more = source.args
+        if counted is target and isinstance(more, int):
+            c.counted[str(c.tensor(target).name)] = more
+            return value
     if dims_of(value) != out:
         value = c.op("Expand", value, c.shape(out))
     c.written[target] = value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -218,40 +217,42 @@ def check_divisor(a: Any, b: Any) -> None:
         raise ModelError("integer overflow in a division", got=f"{lowest} / -1")
 
 
-def definition(node: Node) -> Callable[..., Any]:
-    """The function that computes *node* by its definition in ONNX, a function of other operators.
+class DefinitionKernel:
+    """Runs a node by its definition in ONNX, a function of other operators."""
 
-    Raises
-    ------
-    NotHandledError
-        The operator is none that ONNX defines by others.
-    """
-    schema = schema_of(node.domain, node.op_type, node.opset)
-    if schema is None or not (schema.has_function or schema.has_context_dependent_function):
-        raise NotHandledError(f"ONNX does not define {node.operator} by other operators")
-    evaluators: dict[Any, Any] = {}
+    name = "torch"
 
-    def call(*inputs: Any) -> Any:
-        types = signature(inputs, shape=True)
-        if types not in evaluators:
+    def bind(self, node: Node) -> Callable[..., Any]:
+        """The function that computes *node*.
+
+        Raises
+        ------
+        NotHandledError
+            The operator is none that ONNX defines by others.
+        """
+        schema = schema_of(node.domain, node.op_type, node.opset)
+        if schema is None or not (schema.has_function or schema.has_context_dependent_function):
+            raise NotHandledError(f"ONNX does not define {node.operator} by other operators")
+        evaluators: dict[Any, Any] = {}
+
+        def call(*inputs: Any) -> Any:
             from .session import TorchOnnxEvaluator
 
-            body, settings = _inlined(node, inputs), node.settings
-            evaluators[types] = None
-            if body is not None:
-                with contextlib.suppress(RoundoffError):  # an operator of its body has no kernel
+            types, settings = signature(inputs, shape=True), node.settings
+            try:
+                if types not in evaluators:
                     evaluators[types] = TorchOnnxEvaluator(
-                        body, settings.providers, truth=settings.truth
+                        _inlined(node, inputs), settings.providers, truth=settings.truth
                     )
-        if evaluators[types] is None:
-            raise NotHandledError(f"no definition of {node.operator} on these inputs")
-        return _as_outputs(node, evaluators[types].run(None, _feeds(node, inputs)))
+                return _as_outputs(node, evaluators[types].run(None, _feeds(node, inputs)))
+            except RoundoffError as error:  # an operator of the body has no kernel, or fails
+                raise NotHandledError(f"its definition: {error}") from error
 
-    return call
+        return call
 
 
-def _inlined(node: Node, inputs: tuple[Any, ...]) -> ModelProto | None:
-    """The body of an operator's definition, for inputs of these types; None where it branches."""
+def _inlined(node: Node, inputs: tuple[Any, ...]) -> ModelProto:
+    """The body of an operator's definition, for inputs of these types."""
     model = single_node_model(node, inputs, node.opset, shape=True)
     schema = schema_of(node.domain, node.op_type, node.opset)
     given = {a.name for a in node.proto.attribute}
@@ -263,7 +264,7 @@ def _inlined(node: Node, inputs: tuple[Any, ...]) -> ModelProto | None:
     operators = [(node.domain, node.op_type)]
     body = onnx.inliner.inline_selected_functions(model, operators, inline_schema_functions=True)
     if any((n.domain, n.op_type) in operators or any(bodies(n)) for n in body.graph.node):
-        return None
+        raise NotHandledError("its definition branches")
     for info in body.graph.output:
         info.type.tensor_type.elem_type = 0  # a type that is not known
         info.type.tensor_type.shape.SetInParent()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 
@@ -83,16 +82,16 @@ def _expand(x: Tensor, shape: list[int]) -> Tensor:
     return x.expand(torch.broadcast_shapes(x.shape, shape))
 
 
-# A shape lives on the CPU, where it is read: reading it elsewhere would wait for the device.
 @torch_kernel("Shape", 1)
 def _shape(node: Node) -> Function:
-    start, end = node.attribute("start", 0), node.attribute("end")
-    return lambda x: torch.tensor(list(x.shape)[slice(start, end)], dtype=torch.int64)
+    start, end, device = node.attribute("start", 0), node.attribute("end"), node.settings.device
+    return lambda x: torch.tensor(x.shape[start:end], dtype=torch.int64, device=device)
 
 
-@torch_function("Size", 1)
-def _size(x: Any) -> Tensor:
-    return torch.tensor(math.prod(x.shape), dtype=torch.int64)
+@torch_kernel("Size", 1)
+def _size(node: Node) -> Function:
+    device = node.settings.device
+    return lambda x: torch.tensor(math.prod(x.shape), dtype=torch.int64, device=device)
 
 
 @torch_kernel("ConstantOfShape", 9)

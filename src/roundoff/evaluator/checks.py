@@ -14,8 +14,6 @@ from roundoff.errors import DtypeError, ShapeError, UnsupportedError
 from .nodes import Node
 from .values import elem_type, signature, type_name, type_proto
 
-# ONNX's inference cannot type the constants inside the function body of these.
-_UNTYPED_BODIES = {"MeanVarianceNormalization"}
 _KNOWN_DOMAINS = {"", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training"}
 
 
@@ -51,7 +49,7 @@ def infer(node: Node, types: Mapping[str, TypeProto]) -> dict[str, TypeProto]:
     """
     schema = schema_of(node.domain, node.op_type, node.opset)
     known = all(n in types for n in node.inputs if n)
-    if schema is None or node.subgraphs or not known or node.op_type in _UNTYPED_BODIES:
+    if schema is None or node.subgraphs or not known:
         return {}
     opsets = [helper.make_opsetid(node.domain, node.opset)]
     try:

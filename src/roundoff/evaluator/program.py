@@ -8,8 +8,7 @@ from typing import Any
 from roundoff.errors import ModelError, RoundoffError, UnsupportedError
 
 from .checks import guarded
-from .generic import NotHandledError
-from .nodes import Node
+from .nodes import Node, NotHandledError
 from .values import type_name
 
 

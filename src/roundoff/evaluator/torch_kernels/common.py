@@ -10,8 +10,7 @@ import torch
 
 from roundoff.dtypes import DTYPES
 from roundoff.errors import DtypeError, ShapeError
-from roundoff.evaluator.generic import NotHandledError
-from roundoff.evaluator.nodes import Node
+from roundoff.evaluator.nodes import Node, NotHandledError
 
 __all__ = [
     "NEWEST",

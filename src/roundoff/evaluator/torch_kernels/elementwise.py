@@ -21,13 +21,6 @@ from .common import (
     torch_kernel,
 )
 
-
-def _sign(x: Tensor) -> Tensor:
-    """The sign, NaN's NaN: torch has 0 for it."""
-    y = torch.sign(x)
-    return torch.where(x.isnan(), x, y) if x.is_floating_point() else y
-
-
 _UNARY: dict[str, tuple[Function, int]] = {
     "Abs": (torch.abs, 6),
     "Ceil": (torch.ceil, 6),
@@ -44,7 +37,6 @@ _UNARY: dict[str, tuple[Function, int]] = {
     "Relu": (torch.relu, 6),
     "Round": (torch.round, 11),
     "Sigmoid": (torch.sigmoid, 6),
-    "Sign": (_sign, 9),
     "Sin": (torch.sin, 7),
     "Sqrt": (torch.sqrt, 6),
     "Tanh": (torch.tanh, 6),
@@ -90,23 +82,21 @@ def _mod(a: Tensor, b: Tensor, *, fmod: int) -> Tensor:
 @torch_kernel("Pow", 7)
 def _pow(node: Node) -> Function:
     def power(a: Tensor, b: Tensor) -> Tensor:
-        if not a.is_floating_point() and b.is_floating_point():
-            return torch.pow(a.to(torch.float64), b.to(torch.float64)).to(a.dtype)
-        if b.dtype == torch.float64 and a.dtype != b.dtype:
-            return torch.pow(a.to(torch.float64), b).to(a.dtype)
-        return torch.pow(a, b.to(a.dtype) if a.is_floating_point() else b).to(a.dtype)
+        if a.dtype != b.dtype:
+            raise NotHandledError("a power of another type")
+        return torch.pow(a, b)
 
     fixed = node.constants.get(1)
-    if isinstance(fixed, Tensor) and fixed.numel() == 1 and fixed.is_floating_point():
-        exponent = fixed.item()  # torch has shorter ways for 2, 0.5 and their like
+    if not isinstance(fixed, Tensor) or fixed.numel() != 1 or not fixed.is_floating_point():
+        return power
+    exponent = fixed.item()  # torch has shorter ways for 2, 0.5 and their like
 
-        def known_power(a: Tensor, b: Tensor) -> Tensor:
-            if a.is_floating_point() and b.dim() <= a.dim():
-                return torch.pow(a, exponent)
-            return power(a, b)
+    def known_power(a: Tensor, b: Tensor) -> Tensor:
+        if a.is_floating_point() and b.dim() <= a.dim():
+            return torch.pow(a, exponent)
+        return power(a, b)
 
-        return known_power
-    return power
+    return known_power
 
 
 def _variadic(op_type: str, since: int, pair: Function) -> None:

@@ -24,14 +24,10 @@ from .common import (
 
 @torch_steered("Reshape", 5, allowzero=0)
 def _reshape(x: Tensor, wanted: list[int], *, allowzero: int) -> Tensor:
-    if allowzero and 0 in wanted and -1 in wanted:
-        raise ShapeError("Reshape with allowzero", got=wanted, expected="no 0 beside -1")
-    if not allowzero and 0 in wanted:
-        if any(d == 0 and k >= x.dim() for k, d in enumerate(wanted)):
-            raise ShapeError("Reshape copies a dimension that is not there", got=wanted)
+    if not allowzero:
         wanted = [x.shape[k] if d == 0 else d for k, d in enumerate(wanted)]
-    if 0 in wanted:  # torch calls a free dimension beside it ambiguous; ONNX makes it 0
-        wanted = [0 if d == -1 else d for d in wanted]
+        if 0 in wanted:  # torch calls a free dimension beside it ambiguous; ONNX makes it 0
+            wanted = [0 if d == -1 else d for d in wanted]
     return x.reshape(wanted)
 
 
@@ -40,10 +36,6 @@ def _transpose(node: Node) -> Function:
     perm = node.attribute("perm")
     if perm is None:
         return lambda x: x.permute(tuple(range(x.dim() - 1, -1, -1)))
-    if any(p < 0 for p in perm):
-        raise ShapeError(
-            f"node {node.name!r} (Transpose)", got=list(perm), expected="non-negative axes"
-        )
     order = tuple(perm)
     return lambda x: x.permute(order)
 
@@ -77,8 +69,6 @@ def _unsqueeze(x: Tensor, axes: list[int]) -> Tensor:
 
 @torch_steered("Expand", 8)
 def _expand(x: Tensor, shape: list[int]) -> Tensor:
-    if any(d < 0 for d in shape):
-        raise ShapeError("Expand", got=shape, expected="no negative dimension")
     return x.expand(torch.broadcast_shapes(x.shape, shape))
 
 

@@ -25,7 +25,7 @@ from roundoff.runtimes import (
     RuntimeComparison,
     compare_runtimes,
 )
-from roundoff.runtimes.advice import Advice
+from roundoff.runtimes.advice import advise
 from roundoff.runtimes.feeds import alike, tables_of, varied
 
 CPU = ["CPUExecutionProvider"]
@@ -95,7 +95,7 @@ def test_files_bytes_and_protos_are_read_alike(tmp_path: Path) -> None:
 def test_tf32_on_one_side_is_told(tf32: tuple[bool, bool]) -> None:
     found = compare(layer_norm_matmul(), half_feeds(4, 8, torch.float32))
     found.outputs["abs"] = 1.0
-    told = Advice(found.frame, found.outputs, "cuda", tf32).sentences()
+    told = advise(found.frame, found.outputs, "cuda", tf32=tf32, tolerances={})
     said = [text for text in told if "TF32" in text]
     assert len(said) == (tf32[0] != tf32[1])
     if said:
@@ -343,7 +343,7 @@ def test_quantisation_is_named_with_its_cost_and_its_node(relu: str) -> None:
     assert found.advice[0].startswith(
         f"The model is quantised, which moves an output by {told.total:.2g}"
     )
-    assert "costs most is DequantizeLinear -> w2 (weight q2)" in found.advice[0]
+    assert "costs most is DequantizeLinear_7 (weight q2)" in found.advice[0]
     assert told.unmatched == 0
     assert "look at the export" not in found.advice[0]
     assert told.frame["kind"].tolist().count("weight") == 2

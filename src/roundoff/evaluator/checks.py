@@ -8,8 +8,9 @@ from typing import Any
 import onnx
 from onnx import TypeProto, helper, shape_inference
 
-from roundoff.dtypes import DTYPES
+from roundoff.dtypes import dtype_info
 from roundoff.errors import DtypeError, ShapeError, UnsupportedError
+from roundoff.graph.protos import shape_of
 
 from .nodes import Node
 from .values import elem_type, signature, type_name, type_proto
@@ -87,22 +88,15 @@ def check_feed(name: str, value: Any, declared: TypeProto, truth: bool) -> None:
     """
     if not declared.HasField("tensor_type"):
         return
-    wanted, got = declared.tensor_type, elem_type(value)
-    expected = DTYPES.get(wanted.elem_type)
-    floats = truth and got and expected is not None and expected.is_float and DTYPES[got].is_float
-    if not got or (expected is not None and got != expected.onnx and not floats):
+    expected, got = dtype_info(declared.tensor_type.elem_type), elem_type(value)
+    is_float = truth and got and expected.is_float and dtype_info(got).is_float
+    if got != expected.onnx and not is_float:
         raise DtypeError(
-            f"input {name!r}",
-            got=type_name(value),
-            expected=expected.name if expected else "a tensor",
-            hint="cast the feed",
+            f"input {name!r}", got=type_name(value), expected=expected.name, hint="cast the feed"
         )
-    if not wanted.HasField("shape"):
+    shape = shape_of(declared)
+    if shape is None:
         return
-    dims = wanted.shape.dim
-    if len(dims) != value.ndim or any(
-        d.HasField("dim_value") and d.dim_value != size
-        for d, size in zip(dims, value.shape, strict=True)
-    ):
-        text = [d.dim_value if d.HasField("dim_value") else d.dim_param or "?" for d in dims]
-        raise ShapeError(f"input {name!r}", got=str(list(value.shape)), expected=str(text))
+    sizes = zip(shape, value.shape, strict=False)
+    if len(shape) != value.ndim or any(isinstance(d, int) and d != size for d, size in sizes):
+        raise ShapeError(f"input {name!r}", got=str(list(value.shape)), expected=str(shape))

@@ -222,13 +222,7 @@ class TorchOnnxEvaluator:
         same model. A constant that steers a kernel (a shape, axes) is the model's, whatever
         stands in its place.
         """
-        bound = self._bound[node]
-        expected = len(bound.node.inputs) + len(bound.node.captures)
-        if len(inputs) != expected:
-            raise ArgumentError(
-                f"inputs of node {bound.node.name!r}", got=len(inputs), expected=str(expected)
-            )
-        return _outputs(bound, [self._prepared(to_value(x)) for x in inputs])
+        return _outputs(self._bound[node], [self._prepared(to_value(x)) for x in inputs])
 
     def kernels_used(self) -> dict[str, str]:
         """Which kernel ran, or would run, each node: ``node.name`` -> ``"torch"``, ``"ort"``, …
@@ -250,20 +244,12 @@ class TorchOnnxEvaluator:
 
     def _prepared(self, value: Any) -> Any:
         """The value on the device, in float64 in truth mode."""
-        settings = self.settings
-        if isinstance(value, torch.Tensor):
-            if value.device != settings.device:
-                value = value.to(settings.device)
-            if settings.truth and value.is_floating_point():
-                value = value.to(torch.float64)
-            elif settings.truth and value.is_complex():
-                value = value.to(torch.complex128)
-            return value
         if isinstance(value, list):
             return [self._prepared(item) for item in value]
-        if settings.truth and elem_type(value) and dtype_info(elem_type(value)).is_float:
-            return torch.from_numpy(value.astype("float64"))
-        return value
+        if self.settings.truth and elem_type(value) and dtype_info(value.dtype).is_float:
+            value = torch.as_tensor(value if torch.is_tensor(value) else value.astype("float64"))
+            value = value.to(torch.float64)
+        return value.to(self.settings.device) if torch.is_tensor(value) else value
 
 
 @torch.no_grad()

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from roundoff.dtypes import DTYPES
-from roundoff.errors import DtypeError, ShapeError
+from roundoff.dtypes import dtype_info
+from roundoff.errors import ShapeError
 from roundoff.evaluator.nodes import Node, NotHandledError
 
 __all__ = [
@@ -86,13 +86,9 @@ class TorchKernel:
 
 def element_type(node: Node, onnx_type: int) -> torch.dtype:
     """The torch dtype for an element type that an attribute names; float64 in truth mode."""
-    info = DTYPES.get(onnx_type)
-    if info is None:
-        raise DtypeError("unknown element type", got=onnx_type)
+    info = dtype_info(onnx_type)
     if node.truth and info.is_float:
         return torch.float64
-    if node.truth and info.kind == "complex":
-        return torch.complex128
     dtype = getattr(torch, info.name, None)
     if dtype is None or info.bits < 8:
         raise NotHandledError(f"torch has no {info.name}")

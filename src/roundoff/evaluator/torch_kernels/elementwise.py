@@ -146,33 +146,20 @@ for _op_type, (_function, _since, _defaults) in _PARAMETRIC.items():
 
 # -- casts -------------------------------------------------------------------------------------
 
-_NARROW = {torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz}
-_NARROW |= {d for d in (getattr(torch, "float8_e8m0fnu", None),) if d is not None}
-
-
 _UNSIGNED = {torch.uint16, torch.uint32, torch.uint64}
-
-
-def cast(x: Any, dtype: torch.dtype) -> Tensor:
-    """A tensor in another element type.
-
-    Raises
-    ------
-    NotHandledError
-        For strings, types narrower than a byte, and float8, whose rounding ONNX defines itself.
-    """
-    if not isinstance(x, Tensor):
-        raise NotHandledError("torch has no such element type")
-    if x.dtype is dtype:
-        return x
-    if dtype in _NARROW:
-        raise NotHandledError("ONNX defines its own conversion to float8")
-    if x.is_floating_point() and dtype in _UNSIGNED:
-        raise NotHandledError("torch goes through int64")
-    return x.to(dtype)
 
 
 @torch_kernel("Cast", 6)
 def _cast(node: Node) -> Function:
     dtype = element_type(node, node.attribute("to"))
-    return lambda x: cast(x, dtype)
+    if dtype.is_floating_point and dtype.itemsize == 1:
+        raise NotHandledError("ONNX defines its own conversion to float8")
+
+    def cast(x: Any) -> Tensor:
+        if not isinstance(x, Tensor):
+            raise NotHandledError("torch has no such element type")
+        if x.is_floating_point() and dtype in _UNSIGNED:
+            raise NotHandledError("torch goes through int64")
+        return x.to(dtype)
+
+    return cast

@@ -86,12 +86,9 @@ def _size(node: Node) -> Function:
 
 @torch_kernel("ConstantOfShape", 9)
 def _constant_of_shape(node: Node) -> Function:
-    value = node.attribute("value")
-    if value is None:
-        value = torch.zeros(1, dtype=torch.float32)
+    value = node.attribute("value", torch.zeros(1))
     if not isinstance(value, Tensor):
         raise NotHandledError("ConstantOfShape of a value that torch does not have")
-    if node.truth and value.is_floating_point():
-        value = value.to(torch.float64)
-    item, fixed = value.reshape(()).to(node.settings.device), steering(node, 0)
+    dtype = torch.float64 if node.truth and value.is_floating_point() else value.dtype
+    item, fixed = value.reshape(()).to(node.settings.device, dtype), steering(node, 0)
     return lambda shape: item.expand(ints(shape) if fixed is None else fixed).contiguous()

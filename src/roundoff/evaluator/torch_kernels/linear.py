@@ -49,7 +49,12 @@ def _einsum(*inputs: Tensor, equation: str) -> Tensor:
     return torch.einsum(equation.replace(" ", ""), *inputs)
 
 
-_CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+def _of_rank(name: str, rank: int) -> Function:
+    """Torch's function for so many axes."""
+    function: Function | None = getattr(F, f"{name}{rank}d", None)
+    if function is None:
+        raise NotHandledError(f"torch has no {name} in {rank} dimensions")
+    return function
 
 
 def _window(node: Node, rank: int) -> tuple[list[int], list[int], list[int], list[int]]:
@@ -74,13 +79,12 @@ def _conv(node: Node) -> Function:
 
     def conv(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
         rank = x.dim() - 2
-        if rank not in _CONV:
-            raise NotHandledError(f"convolution in {rank} dimensions")
+        function = _of_rank("conv", rank)
         stride, dilation, begins, ends = _window(node, rank)
         if begins != ends:
             x = F.pad(x, [p for pair in zip(begins[::-1], ends[::-1], strict=True) for p in pair])
             begins = [0] * rank
-        return _CONV[rank](x, w, b, stride, begins, dilation, group)
+        return function(x, w, b, stride, begins, dilation, group)
 
     return conv
 
@@ -97,23 +101,19 @@ _register_global("GlobalAveragePool", torch.mean)
 _register_global("GlobalMaxPool", torch.amax)
 
 
-_MAX_POOL: dict[int, Function] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
-_AVG_POOL: dict[int, Function] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
-
-
-def _register_pool(op_type: str, since: int, table: dict[int, Function]) -> None:
+def _register_pool(op_type: str, since: int, name: str) -> None:
     @torch_kernel(op_type, since)
     def factory(node: Node) -> Function:
         kernel = node.attribute("kernel_shape")
         rank, several = len(kernel), len(node.outputs) > 1
+        function = _of_rank(name, rank)
         stride, dilation, padding, ends = _window(node, rank)
         options: dict[str, Any] = {"dilation": dilation}
         if op_type == "AveragePool":
             options = {"count_include_pad": bool(node.attribute("count_include_pad", 0))}
             several = max(dilation) > 1
-        if rank not in table or several or padding != ends or node.attribute("ceil_mode", 0):
+        if several or padding != ends or node.attribute("ceil_mode", 0):
             raise NotHandledError("torch pools with even padding and without rounding up")
-        function = table[rank]
 
         def pool(x: Tensor) -> Tensor:
             if x.dim() != rank + 2 or not x.is_floating_point():
@@ -123,5 +123,5 @@ def _register_pool(op_type: str, since: int, table: dict[int, Function]) -> None
         return pool
 
 
-_register_pool("MaxPool", 1, _MAX_POOL)
-_register_pool("AveragePool", 7, _AVG_POOL)
+_register_pool("MaxPool", 1, "max_pool")
+_register_pool("AveragePool", 7, "avg_pool")

@@ -153,8 +153,8 @@ def _check_same(
             got=unequal[0] if unequal else f"{len(nodes[0])} and {len(nodes[1])} nodes",
             expected="one model, run two ways",
         )
-    for name, value in one._graph.lowered.constants.items():
-        theirs = other._graph.lowered.constants.get(name)
+    for name, value in one._constants.items():
+        theirs = other._constants.get(name)
         if theirs is None or name in feeds:
             continue
         apart = max_diff(value, theirs)["abs"]

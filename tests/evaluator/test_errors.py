@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +9,11 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnx import TensorProto
 
-from roundoff.errors import (
-    DtypeError,
-    ModelError,
-    RoundoffError,
-)
+from roundoff.errors import DtypeError, ModelError, RoundoffError
 from roundoff.evaluator import TorchOnnxEvaluator
 
-sys.path.insert(0, str(Path(__file__).parent))
-from models import one, text
+from .models import text
 
 #: A graph, or its functions, and what the error says.
 REFUSED = [
@@ -57,20 +50,21 @@ def test_types_that_are_not_known_before_are_seen_in_the_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "feeds", "message"),
+    ("node", "shapes", "message"),
     [
-        (one("Concat", 2, axis=0), [np.zeros((2, 3)), np.zeros(0)], "rank"),
-        (one("Flatten", axis=3), [np.zeros((2, 3))], "axis"),
-        (one("Transpose", perm=[0, 0]), [np.zeros((2, 3))], "Transpose|perm"),
-        (one("Softmax", axis=2), [np.zeros((2, 3))], "axis|Dimension"),
-        (one("Split", 1, 2, num_outputs=3), [np.zeros(4)], "Split"),
-        (one("Expand", 2), [np.zeros(3), np.zeros(3)], "Expand|type"),
+        ("Y = Concat<axis = 0>(A, B)", [(2, 3), (0,)], "rank"),
+        ("Y = Flatten<axis = 3>(A)", [(2, 3)], "axis"),
+        ("Y = Transpose<perm = [0, 0]>(A)", [(2, 3)], "Transpose|perm"),
+        ("Y = Softmax<axis = 2>(A)", [(2, 3)], "axis|Dimension"),
+        ("Y, Z = Split<num_outputs = 3>(A)", [(4,)], "Split"),
+        ("Y = Expand(A, B)", [(3,), (3,)], "Expand|type"),
     ],
 )
-def test_what_torch_would_let_pass(model: Any, feeds: Any, message: str) -> None:
-    named = {f"X{k}": x.astype(np.float32) for k, x in enumerate(feeds)}
+def test_what_torch_would_let_pass(node: str, shapes: list[Any], message: str) -> None:
+    feeds = {name: np.zeros(shape, np.float32) for name, shape in zip("AB", shapes, strict=False)}
+    inputs = ", ".join(f"float[{', '.join('nmk'[: x.ndim])}] {n}" for n, x in feeds.items())
     with pytest.raises(RoundoffError, match=message):
-        TorchOnnxEvaluator(model).run(None, named)
+        TorchOnnxEvaluator(text(f"g ({inputs}) => (float[] Y) {{ {node} }}")).run(None, feeds)
 
 
 @pytest.mark.parametrize("op_type", ["Div", "Mod"])
@@ -89,12 +83,12 @@ def test_integer_division_by_zero(op_type: str, dtype: str) -> None:
 
 
 def external(location: str, offset: int = 0, length: int = 8) -> onnx.ModelProto:
-    model = text("agraph (float[2] X) => (float[2] Y) { Y = Add(X, W) }".replace("W", "X"))
-    model.graph.node[0].input[1] = "W"
-    tensor = TensorProto(name="W", dims=[2], data_type=1, data_location=TensorProto.EXTERNAL)
+    model = text("agraph (float[2] X) => (float[2] Y) <float[2] W = {0, 0}> { Y = Add(X, W) }")
+    (tensor,) = model.graph.initializer
+    tensor.ClearField("float_data")
+    tensor.data_location = onnx.TensorProto.EXTERNAL
     for key, value in (("location", location), ("offset", offset), ("length", length)):
         tensor.external_data.add(key=key, value=str(value))
-    model.graph.initializer.append(tensor)
     return model
 
 

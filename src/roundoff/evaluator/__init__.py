@@ -8,8 +8,8 @@ operator, any operator can be replaced, and the whole model can be computed in f
 
 from __future__ import annotations
 
-from .generic import NotHandledError, OrtKernel, ReferenceKernel
-from .nodes import Node, Settings
+from .generic import OrtKernel, ReferenceKernel
+from .nodes import Node, NotHandledError, Settings
 from .registry import Kernel, LayerNormalizationOrt, MatMulOrt
 from .session import Step, TorchOnnxEvaluator
 

@@ -6,22 +6,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import onnx
-from onnx import NodeProto, TensorProto, TypeProto, helper, shape_inference
+from onnx import TypeProto, helper, shape_inference
 
-from roundoff.dtypes import DTYPES
-from roundoff.errors import (
-    DtypeError,
-    ModelError,
-    RoundoffError,
-    ShapeError,
-    UnsupportedError,
-)
+from roundoff.dtypes import dtype_info
+from roundoff.errors import DtypeError, ShapeError, UnsupportedError
+from roundoff.graph.protos import shape_of
 
 from .nodes import Node
-from .values import elem_type, signature, to_numpy, type_name, type_proto
+from .values import elem_type, signature, type_name, type_proto
 
-# ONNX's inference cannot type the constants inside the function body of these.
-_UNTYPED_BODIES = {("", "MeanVarianceNormalization")}
 _KNOWN_DOMAINS = {"", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training"}
 
 
@@ -34,7 +27,7 @@ def schema_of(domain: str, op_type: str, opset: int) -> Any:
         The domain is ONNX's own but has no such operator at this version.
     """
     try:
-        schema = onnx.defs.get_schema(op_type, opset, domain)
+        return onnx.defs.get_schema(op_type, opset, domain)
     except onnx.defs.SchemaError as error:
         if domain in _KNOWN_DOMAINS:
             raise UnsupportedError(
@@ -43,74 +36,42 @@ def schema_of(domain: str, op_type: str, opset: int) -> Any:
                 hint="give it in custom_kernels={(domain, op_type): kernel}",
             ) from error
         return None
-    return schema
 
 
-def infer(
-    node: Node,
-    types: Mapping[str, TypeProto],
-    data: Mapping[str, TensorProto | None] | None = None,
-) -> dict[str, TypeProto]:
+def infer(node: Node, types: Mapping[str, TypeProto]) -> dict[str, TypeProto]:
     """Types of a node's outputs, from ONNX's inference, which also checks the inputs.
 
     Returns an empty dict when the types are not all known or ONNX has no such operator.
 
     Raises
     ------
-    DtypeError, ShapeError, ModelError
+    DtypeError, ShapeError
         ONNX does not allow these inputs.
     """
     schema = schema_of(node.domain, node.op_type, node.opset)
-    proto: NodeProto = node.proto
-    untyped = (node.domain, node.op_type) in _UNTYPED_BODIES
     known = all(n in types for n in node.inputs if n)
-    if schema is None or untyped or node.subgraphs or not known:
+    if schema is None or node.subgraphs or not known:
         return {}
+    opsets = [helper.make_opsetid(node.domain, node.opset)]
     try:
         return shape_inference.infer_node_outputs(
-            schema,
-            proto,
-            dict(types),
-            {name: value for name, value in (data or {}).items() if value is not None},
-            opset_imports=[helper.make_opsetid(node.domain, node.opset)],
+            schema, node.proto, dict(types), opset_imports=opsets
         )
     except Exception as error:
-        text = _clean(error)
-        kind: type[RoundoffError] = ModelError
-        if isinstance(error, shape_inference.InferenceError):
-            kind = ShapeError
-        elif isinstance(error, onnx.checker.ValidationError) and "type" in text:
-            kind = DtypeError
-        raise kind(f"node {node.name!r} ({node.operator}): {text}") from error
-
-
-def _clean(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return text.replace("[ShapeInferenceError] ", "").replace("[TypeInferenceError] ", "")[:300]
-
-
-def small_integer(value: Any, name: str) -> TensorProto | None:
-    """An integer of few elements as ONNX's inference takes it, else None."""
-    array = to_numpy(value) if getattr(value, "ndim", 9) <= 1 else None
-    if array is None or array.dtype.kind not in "iu" or array.size > 64:
-        return None
-    return onnx.numpy_helper.from_array(array, name)
+        text = " ".join(str(error).split())[:300]
+        fails = DtypeError if isinstance(error, onnx.checker.ValidationError) else ShapeError
+        raise fails(f"node {node.name!r} ({node.operator}): {text}") from error
 
 
 def guarded(node: Node, function: Callable[..., Any]) -> Callable[..., Any]:
     """*function* preceded by a check of the element types, once for each combination."""
     seen: set[Any] = set()
-    names = node.inputs
 
     def call(*inputs: Any) -> Any:
         key = signature(inputs)
         if key not in seen:
-            if not any(isinstance(x, dict) for x in inputs):
-                types = {}
-                for name, value in zip(names, inputs, strict=False):
-                    if name and value is not None:
-                        types[name] = type_proto(value, shape=False)
-                infer(node, types)
+            given = {n: x for n, x in zip(node.inputs, inputs, strict=False) if x is not None}
+            infer(node, {name: type_proto(x, shape=False) for name, x in given.items()})
             seen.add(key)
         return function(*inputs)
 
@@ -127,22 +88,15 @@ def check_feed(name: str, value: Any, declared: TypeProto, truth: bool) -> None:
     """
     if not declared.HasField("tensor_type"):
         return
-    wanted, got = declared.tensor_type, elem_type(value)
-    expected = DTYPES.get(wanted.elem_type)
-    floats = truth and got and expected is not None and expected.is_float and DTYPES[got].is_float
-    if not got or (expected is not None and got != expected.onnx and not floats):
+    expected, got = dtype_info(declared.tensor_type.elem_type), elem_type(value)
+    is_float = truth and got and expected.is_float and dtype_info(got).is_float
+    if got != expected.onnx and not is_float:
         raise DtypeError(
-            f"input {name!r}",
-            got=type_name(value),
-            expected=expected.name if expected else "a tensor",
-            hint="cast the feed",
+            f"input {name!r}", got=type_name(value), expected=expected.name, hint="cast the feed"
         )
-    if not wanted.HasField("shape"):
+    shape = shape_of(declared)
+    if shape is None:
         return
-    dims = wanted.shape.dim
-    if len(dims) != value.ndim or any(
-        d.HasField("dim_value") and d.dim_value != size
-        for d, size in zip(dims, value.shape, strict=True)
-    ):
-        text = [d.dim_value if d.HasField("dim_value") else d.dim_param or "?" for d in dims]
-        raise ShapeError(f"input {name!r}", got=str(list(value.shape)), expected=str(text))
+    sizes = zip(shape, value.shape, strict=False)
+    if len(shape) != value.ndim or any(isinstance(d, int) and d != size for d, size in sizes):
+        raise ShapeError(f"input {name!r}", got=str(list(value.shape)), expected=str(shape))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx.inliner
-import torch
 from onnx import AttributeProto, ModelProto, NodeProto, TypeProto, helper
 
 from roundoff.dtypes import DTYPES, dtype_info
@@ -22,30 +20,13 @@ from roundoff.errors import (
 from roundoff.graph.protos import bodies
 
 from .checks import schema_of
-from .nodes import Node
+from .nodes import Node, NotHandledError
 from .values import elem_type, signature, to_numpy, to_value, type_proto
-from .verified import refusal, refusal_of_values
+from .verified import check_values, check_verified
 
 # Old enough for every ONNX Runtime that runs these opsets.
 _IR_VERSION = 10
 _FLOAT_ATTRIBUTES = {"to", "dtype", "output_dtype", "stash_type", "softmax_precision"}
-
-
-class NotHandledError(Exception):
-    """A kernel leaves this node, or these inputs, to the next one.
-
-    The evaluator then tries the next kernel of its order; a custom kernel has none after it.
-
-    Examples
-    --------
-    >>> from roundoff.evaluator import Node, ReferenceKernel
-    >>> node = Node(0, "twice", "nowhere", "Twice", 1, 1, ("X",), ("Z",))
-    >>> try:
-    ...     ReferenceKernel().bind(node)
-    ... except NotHandledError as error:
-    ...     print(error)
-    ONNX's reference evaluator has no operator nowhere.Twice
-    """
 
 
 class OrtKernel:
@@ -93,95 +74,88 @@ class OrtKernel:
         NotHandledError
             ONNX Runtime has no such operator.
         """
-        known = _ort_operators()
-        if known is not None and (node.domain, node.op_type) not in known:
+        if (node.domain, node.op_type) not in _ort_operators():
             raise NotHandledError(f"ONNX Runtime has no operator {node.operator}")
-        sessions: dict[Any, Any] = {}
 
-        def call(*inputs: Any) -> Any:
-            if node.operator in ("Div", "Mod"):
-                check_divisor(*map(to_numpy, inputs))
-            types = signature(inputs)
-            if types not in sessions:
-                sessions[types] = _session(node, inputs)
-            session = sessions[types]
-            outputs = session.run(_feeds(node, inputs))
-            return _as_outputs(node, [to_value(x) for x in outputs])
+        def make(model: ModelProto) -> Callable[..., Any]:
+            from roundoff.ort import session
 
-        return call
+            return session(model, node.settings.providers).run
+
+        call = _by_types(node, make)
+        if node.operator not in ("Div", "Mod"):
+            return call
+
+        def divided(a: Any, b: Any) -> Any:
+            check_divisor(to_numpy(a), to_numpy(b))
+            return call(a, b)
+
+        return divided
 
 
 @functools.cache
-def _ort_operators() -> set[tuple[str, str]] | None:
-    """The operators that ONNX Runtime lists; None where it lists none.
+def _ort_operators() -> set[tuple[str, str]]:
+    """The operators that ONNX Runtime lists.
 
     The one private interface of ONNX Runtime that the library uses, as no public one tells which
-    operators there are before a session is created. Without it a session says what it lacks.
+    operators there are before a session is created. Its own documentation tools read it.
     """
     try:
         import onnxruntime
     except ImportError:  # the other kernels do without
         return set()
-    try:  # ONNX Runtime's own documentation tools read it; it is not promised to stay
-        schemas = onnxruntime.capi.onnxruntime_pybind11_state.get_all_operator_schema()
-    except AttributeError:
-        return None
+    schemas = onnxruntime.capi.onnxruntime_pybind11_state.get_all_operator_schema()
     return {(schema.domain, schema.name) for schema in schemas}
 
 
-def _session(node: Node, inputs: tuple[Any, ...]) -> Any:
-    from roundoff.ort import session
+def _by_types(
+    node: Node, make: Callable[[ModelProto], Callable[..., Any]], shape: bool = False
+) -> Callable[..., Any]:
+    """A function of the node's inputs; *make* gives it for each combination of types (and shapes).
 
-    model = single_node_model(node, inputs)
-    return session(model, node.settings.providers)
-
-
-def _feed_names(node: Node) -> list[str]:
-    """An input name for each position, captures included; ``""`` for an absent input.
-
-    No body of the node has such a name.
+    *make* gets a model of the node alone, and gives a function of feeds.
     """
+    made: dict[Any, Callable[..., Any]] = {}
+    # Captures keep their names; no body of the node has such a name as the others get.
     result = next(filter(None, node.outputs), "")
-    names = [f"{result}|{k}" if n else "" for k, n in enumerate(node.inputs)]
-    return [*names, *node.captures]
+    names = [f"{result}|{place}" for place in range(len(node.inputs))] + list(node.captures)
+
+    def call(*inputs: Any) -> Any:
+        types = signature(inputs, shape)
+        feeds = {name: x for name, x in zip(names, inputs, strict=True) if x is not None}
+        if types not in made:
+            protos = {name: type_proto(x, shape) for name, x in feeds.items()}
+            made[types] = make(_alone(node, names[: len(node.inputs)], protos))
+        results = iter([to_value(x) for x in made[types](feeds)])
+        outputs = tuple(next(results) if name else None for name in node.outputs)
+        return outputs if len(outputs) > 1 else outputs[0]
+
+    return call
 
 
-def _feeds(node: Node, inputs: tuple[Any, ...]) -> dict[str, Any]:
-    named = zip(_feed_names(node), inputs, strict=True)
-    return {name: x for name, x in named if name and x is not None}
-
-
-def single_node_model(
-    node: Node, inputs: tuple[Any, ...], opset: int | None = None, shape: bool = False
-) -> ModelProto:
-    """A model of this node alone, for inputs of these types and, unless *shape*, any shape."""
-    names = _feed_names(node)
-    absent = [n if x is not None else "" for n, x in zip(names, inputs, strict=True)]
-    attributes = list(node.proto.attribute)
-    names_in = absent[: len(node.inputs)]
-    while names_in and not names_in[-1]:  # a trailing input named "" crashes ONNX Runtime
-        names_in.pop()
+def _alone(node: Node, names: list[str], feeds: dict[str, TypeProto]) -> ModelProto:
+    """A model of this node alone, with these names for its inputs."""
+    reads = [name if name in feeds else "" for name in names]
+    while reads and not reads[-1]:  # a trailing input named "" crashes ONNX Runtime
+        reads.pop()
     proto = NodeProto(
         op_type=node.op_type,
         domain=node.domain,
         name=node.name,
-        input=names_in,
-        output=[f"output_{k}" if n else "" for k, n in enumerate(node.outputs)],
-        attribute=[_in_float64(a) for a in attributes] if node.truth else attributes,
+        input=reads,
+        output=[f"output_{place}" if name else "" for place, name in enumerate(node.outputs)],
+        attribute=map(_in_float64, node.proto.attribute) if node.truth else node.proto.attribute,
     )
-    feeds = [
-        helper.make_value_info(n, type_proto(x, shape))
-        for n, x in zip(absent, inputs, strict=True)
-        if n
-    ]
-    outputs = [helper.make_value_info(n, TypeProto()) for n in proto.output if n]
-    graph = helper.make_graph([proto], "node", feeds, outputs)
-    known = schema_of(node.domain, node.op_type, node.opset) is not None
-    version = opset or (node.version if known and not node.subgraphs else node.opset)
-    opsets = {"": 21} | {node.domain: max(version, 1)}
+    graph = helper.make_graph(
+        [proto],
+        "node",
+        [helper.make_value_info(name, type_) for name, type_ in feeds.items()],
+        [helper.make_value_info(name, TypeProto()) for name in proto.output if name],
+    )
+    opsets = {"": 21} | {node.domain: max(1, node.opset if node.subgraphs else node.version)}
     return helper.make_model(
         graph,
-        opset_imports=[helper.make_opsetid(d, v) for d, v in opsets.items()],
+        opset_imports=[helper.make_opsetid(*opset) for opset in opsets.items()],
         ir_version=_IR_VERSION,
     )
 
@@ -191,14 +165,6 @@ def _in_float64(attribute: AttributeProto) -> AttributeProto:
     if attribute.name not in _FLOAT_ATTRIBUTES or info is None or not info.is_float:
         return attribute
     return helper.make_attribute(attribute.name, onnx.TensorProto.DOUBLE)
-
-
-def _as_outputs(node: Node, results: list[Any]) -> Any:
-    """One result per output of the node, None for those not asked for."""
-    if len(node.outputs) == 1:
-        return results[0]
-    remaining = iter(results)
-    return tuple(next(remaining) if name else None for name in node.outputs)
 
 
 def check_divisor(a: Any, b: Any) -> None:
@@ -218,44 +184,46 @@ def check_divisor(a: Any, b: Any) -> None:
         raise ModelError("integer overflow in a division", got=f"{lowest} / -1")
 
 
-def definition(node: Node) -> Callable[..., Any]:
-    """The function that computes *node* by its definition in ONNX, a function of other operators.
+class DefinitionKernel:
+    """Runs a node by its definition in ONNX, a function of other operators."""
 
-    Raises
-    ------
-    NotHandledError
-        The operator is none that ONNX defines by others.
-    """
-    schema = schema_of(node.domain, node.op_type, node.opset)
-    if schema is None or not (schema.has_function or schema.has_context_dependent_function):
-        raise NotHandledError(f"ONNX does not define {node.operator} by other operators")
-    evaluators: dict[Any, Any] = {}
+    name = "torch"
 
-    def call(*inputs: Any) -> Any:
-        types = signature(inputs, shape=True)
-        if types not in evaluators:
+    def bind(self, node: Node) -> Callable[..., Any]:
+        """The function that computes *node*.
+
+        Raises
+        ------
+        NotHandledError
+            The operator is none that ONNX defines by others.
+        """
+        schema = schema_of(node.domain, node.op_type, node.opset)
+        if schema is None or not (schema.has_function or schema.has_context_dependent_function):
+            raise NotHandledError(f"ONNX does not define {node.operator} by other operators")
+        settings = node.settings
+
+        def make(model: ModelProto) -> Callable[..., Any]:
             from .session import TorchOnnxEvaluator
 
-            body, settings = _inlined(node, inputs), node.settings
-            evaluators[types] = None
-            if body is not None:
-                with contextlib.suppress(RoundoffError):  # an operator of its body has no kernel
-                    evaluators[types] = TorchOnnxEvaluator(
-                        body, settings.providers, truth=settings.truth
-                    )
-        if evaluators[types] is None:
-            raise NotHandledError(f"no definition of {node.operator} on these inputs")
-        return _as_outputs(node, evaluators[types].run(None, _feeds(node, inputs)))
+            body = _inlined(model, schema)
+            return TorchOnnxEvaluator(body, settings.providers, truth=settings.truth).run
 
-    return call
+        by_definition = _by_types(node, make, shape=True)
+
+        def call(*inputs: Any) -> Any:
+            try:
+                return by_definition(*inputs)
+            except RoundoffError as error:  # an operator of the body has no kernel, or fails
+                raise NotHandledError(f"its definition: {error}") from error
+
+        return call
 
 
-def _inlined(node: Node, inputs: tuple[Any, ...]) -> ModelProto | None:
-    """The body of an operator's definition, for inputs of these types; None where it branches."""
-    model = single_node_model(node, inputs, node.opset, shape=True)
-    schema = schema_of(node.domain, node.op_type, node.opset)
-    given = {a.name for a in node.proto.attribute}
-    model.graph.node[0].attribute.extend(
+def _inlined(model: ModelProto, schema: Any) -> ModelProto:
+    """A model of one node with the body of the operator's definition in its place."""
+    (node,) = model.graph.node
+    given = {a.name for a in node.attribute}
+    node.attribute.extend(
         a.default_value
         for a in schema.attributes.values()
         if a.default_value.name and a.name not in given
@@ -263,7 +231,7 @@ def _inlined(node: Node, inputs: tuple[Any, ...]) -> ModelProto | None:
     operators = [(node.domain, node.op_type)]
     body = onnx.inliner.inline_selected_functions(model, operators, inline_schema_functions=True)
     if any((n.domain, n.op_type) in operators or any(bodies(n)) for n in body.graph.node):
-        return None
+        raise NotHandledError("its definition branches")
     for info in body.graph.output:
         info.type.tensor_type.elem_type = 0  # a type that is not known
         info.type.tensor_type.shape.SetInParent()
@@ -296,49 +264,36 @@ class ReferenceKernel:
             raise NotHandledError(f"ONNX's reference evaluator has no operator {node.operator}")
         if node.operator == "Loop":
             raise NotHandledError("ONNX's reference Loop stacks numbers as vectors")
-        why = refusal(node) if node.truth else ""
-        if why:
-            raise NotHandledError(f"ONNX's reference {node.operator} is no truth: {why}")
-        evaluators: dict[Any, Any] = {}
+        if node.truth:
+            check_verified(node)
+
+        def make(model: ModelProto) -> Callable[..., Any]:
+            from onnx.reference import ReferenceEvaluator
+
+            evaluator = ReferenceEvaluator(model)
+            return lambda feeds: evaluator.run(None, {n: to_numpy(x) for n, x in feeds.items()})
+
+        by_reference = _by_types(node, make)
 
         def call(*inputs: Any) -> Any:
-            why = refusal_of_values(node, inputs) if node.truth else ""
-            if why:
-                raise NotHandledError(f"ONNX's reference {node.operator} is no truth: {why}")
-            types = signature(inputs)
-            if types not in evaluators:
-                evaluators[types] = _reference(node, inputs)
-            evaluator = evaluators[types]
-            feeds = {n: to_numpy(x) for n, x in _feeds(node, inputs).items()}
+            if node.truth:
+                check_values(node, inputs)
             with np.errstate(all="ignore"):
-                results = evaluator.run(None, feeds)
-            names = [name for name in node.outputs if name]
-            return _as_outputs(
-                node, [_typed(node, n, x) for n, x in zip(names, results, strict=True)]
-            )
+                result = by_reference(*inputs)
+            outputs = result if isinstance(result, tuple) else (result,)
+            for name, value in zip(node.outputs, outputs, strict=True):
+                _check_type(node, name, elem_type(value))
+            return result
 
         return call
 
 
-def _reference(node: Node, inputs: tuple[Any, ...]) -> Any:
-    from onnx.reference import ReferenceEvaluator
-
-    model = single_node_model(node, inputs, node.opset)
-    try:
-        return ReferenceEvaluator(model)
-    except Exception as error:
-        raise NotHandledError(f"ONNX's reference evaluator: {error}") from error
-
-
-def _typed(node: Node, name: str, result: Any) -> Any:
-    """A result of the reference evaluator as a value of the type that ONNX's definition gives."""
-    value = to_value(result)
+def _check_type(node: Node, name: str, got: int) -> None:
+    """Refuse a result of the reference evaluator of another type than its definition gives."""
     wanted = node.types[name].tensor_type.elem_type if name in node.types else 0
-    if node.truth and isinstance(value, torch.Tensor) and value.is_floating_point():
+    if node.truth and got and DTYPES[got].is_float:
         wanted = onnx.TensorProto.DOUBLE
-    got = elem_type(value)
     if wanted and got and got != wanted:
         raise NotHandledError(
             f"ONNX's reference {node.operator} gave {DTYPES[got].name} for {DTYPES[wanted].name}"
         )
-    return value

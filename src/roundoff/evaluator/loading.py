@@ -18,13 +18,10 @@ from onnx import (
 )
 from onnx.external_data_helper import load_external_data_for_tensor
 
-from roundoff.errors import ModelError, UnsupportedError
+from roundoff.errors import ModelError
 from roundoff.graph.protos import read
 
 from .values import to_value
-
-# Larger constants are left out of the copy that the checker sees.
-_CHECKED_BYTES = 4096
 
 
 def load(model: Any, custom: Iterable[tuple[str, str]] = ()) -> tuple[ModelProto, Path | None]:
@@ -77,14 +74,17 @@ def _first_line(error: BaseException) -> str:
 
 
 def _checked(model: ModelProto) -> ModelProto:
-    """What the checker gets: a copy without the large constants, as it serialises the model."""
+    """What the checker gets: a copy with empty constants, as it serialises the model."""
     graph = GraphProto(
         name=model.graph.name,
         node=model.graph.node,
         input=model.graph.input,
         output=model.graph.output,
         sparse_initializer=model.graph.sparse_initializer,
-        initializer=map(_light, model.graph.initializer),
+        initializer=[
+            TensorProto(name=t.name, data_type=t.data_type, dims=[0])
+            for t in model.graph.initializer
+        ],
     )
     for info in (*graph.input, *graph.output):
         # The checker asks for a shape; ONNX Runtime and the specification take an unknown rank.
@@ -96,14 +96,6 @@ def _checked(model: ModelProto) -> ModelProto:
         functions=model.functions,
         graph=graph,
     )
-
-
-def _light(tensor: TensorProto) -> TensorProto:
-    """The tensor; an empty one for a large one, or for data that the checker would look for."""
-    external = tensor.data_location == TensorProto.EXTERNAL
-    if not external and tensor.ByteSize() <= _CHECKED_BYTES:
-        return tensor
-    return TensorProto(name=tensor.name, data_type=tensor.data_type, dims=[0], raw_data=b"")
 
 
 def tensor_value(tensor: TensorProto, folder: Path | None, where: str) -> Any:
@@ -129,21 +121,16 @@ def tensor_value(tensor: TensorProto, folder: Path | None, where: str) -> Any:
         raise ModelError(
             f"the data of constant {where!r} cannot be read", got=_first_line(error)
         ) from error
-    if list(array.shape) != list(tensor.dims):
-        raise ModelError(f"constant {where!r} has data of the wrong size")
     return to_value(array)
 
 
 def attribute_value(attribute: AttributeProto, folder: Path | None, where: str) -> Any:
     """An attribute as a Python object: bytes become str, tensors values, graphs stay protos."""
-    kind = attribute.type
-    if kind == AttributeProto.TENSOR:
-        return tensor_value(attribute.t, folder, where)
-    if kind == AttributeProto.SPARSE_TENSOR:
-        raise UnsupportedError(f"constant {where!r} is sparse", expected="a dense constant")
     value = helper.get_attribute_value(attribute)
+    if isinstance(value, TensorProto):
+        return tensor_value(value, folder, where)
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
-    if kind == AttributeProto.STRINGS:
+    if attribute.type == AttributeProto.STRINGS:
         return [v.decode("utf-8", "replace") for v in value]
-    return list(value) if kind in (AttributeProto.INTS, AttributeProto.FLOATS) else value
+    return value

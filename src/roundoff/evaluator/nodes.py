@@ -9,6 +9,23 @@ import numpy as np
 import torch
 
 
+class NotHandledError(Exception):
+    """A kernel leaves this node, or these inputs, to the next one.
+
+    The evaluator then tries the next kernel of its order; a custom kernel has none after it.
+
+    Examples
+    --------
+    >>> from roundoff.evaluator import Node, ReferenceKernel
+    >>> node = Node(0, "twice", "nowhere", "Twice", 1, 1, ("X",), ("Z",))
+    >>> try:
+    ...     ReferenceKernel().bind(node)
+    ... except NotHandledError as error:
+    ...     print(error)
+    ONNX's reference evaluator has no operator nowhere.Twice
+    """
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """What all nodes of an evaluator share.

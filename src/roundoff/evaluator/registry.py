@@ -12,9 +12,10 @@ from typing import Any
 
 from roundoff.errors import ArgumentError, UnsupportedError
 
-from .generic import NotHandledError, OrtKernel, ReferenceKernel, definition
+from .generic import DefinitionKernel, OrtKernel, ReferenceKernel
+from .loading import domain_of
 from .nodes import Node
-from .torch_kernels import factory_of
+from .torch_kernels import TorchKernel
 
 Function = Callable[..., Any]
 
@@ -53,35 +54,6 @@ class Kernel:
         raise NotImplementedError
 
 
-class TorchKernel(Kernel):
-    """The torch kernel of an operator."""
-
-    name = "torch"
-
-    def bind(self, node: Node) -> Function:
-        """The function that computes *node* with torch.
-
-        Raises
-        ------
-        NotHandledError
-            Torch computes no such operator, version or combination of attributes.
-        """
-        factory = factory_of(node)
-        if factory is None:
-            raise NotHandledError(f"no torch kernel for {node.operator} version {node.version}")
-        return factory(node)
-
-
-class DefinitionKernel(Kernel):
-    """The torch kernels of the operators that ONNX defines an operator by."""
-
-    name = "torch"
-
-    def bind(self, node: Node) -> Function:
-        """The function that computes *node* by its definition."""
-        return definition(node)
-
-
 class FunctionKernel(Kernel):
     """A plain function of inputs and attributes as a kernel."""
 
@@ -104,16 +76,11 @@ BY_NAME: dict[str, list[Any]] = {
     "reference": [ReferenceKernel()],
 }
 #: In truth mode ONNX Runtime is left out: its kernels may round to float32 inside.
-TRUTH_ORDER: tuple[str, ...] = ("torch", "reference")
-
-#: Operators for which ONNX's reference comes before ONNX Runtime, and why.
-REFERENCE_FIRST: dict[tuple[str, str], str] = {
-    ("", "DFT"): "ONNX Runtime's loses four digits",
-    ("", "STFT"): "ONNX Runtime's loses two digits",
-    ("", "Resize"): "ONNX Runtime's align_corners rounds the output size before the scale",
-    ("", "MaxUnpool"): "ONNX Runtime's reads indices in the shape before output_shape",
-    ("", "Dropout"): "a seed gives the mask that ONNX's own test data has",
-}
+TRUTH_ORDER = ("torch", "reference")
+#: Operators for which ONNX's reference comes before ONNX Runtime. That one's DFT and STFT lose
+#: digits, its Resize rounds the output size before the scale, its MaxUnpool reads indices in
+#: another shape; a seed of Dropout gives the mask of ONNX's own test data.
+REFERENCE_FIRST = {"DFT", "STFT", "Resize", "MaxUnpool", "Dropout"}
 
 #: ``custom_kernels={("", "LayerNormalization"): LayerNormalizationOrt}``: torch everywhere else.
 LayerNormalizationOrt = OrtKernel("LayerNormalization")
@@ -121,79 +88,74 @@ LayerNormalizationOrt = OrtKernel("LayerNormalization")
 MatMulOrt = OrtKernel("MatMul")
 
 
-class Choice:
-    """Which kernels to try for a node, in order.
+def kernels_for(
+    node: Node, custom: Mapping[tuple[str, str], Any], order: Sequence[str] | None
+) -> list[Any]:
+    """The kernels to try for a node, in order."""
+    if (node.domain, node.op_type) in custom:
+        return [custom[node.domain, node.op_type]]
+    if node.subgraphs and custom:
+        raise UnsupportedError(
+            f"node {node.name!r}: custom kernels do not reach into the body of a {node.op_type}",
+            hint="no custom kernels",
+        )
+    if order is None:
+        order = TRUTH_ORDER if node.truth else tuple(BY_NAME)
+        if node.operator in REFERENCE_FIRST:
+            order = sorted(order, key="ort".__eq__)
+    return [kernel for name in order for kernel in BY_NAME[name]]
 
-    Parameters
-    ----------
-    custom : mapping (domain, op_type) -> Kernel or function
-    order : sequence of names, or None for the default
-    truth : bool
+
+def check_custom(kernels: Any) -> dict[tuple[str, str], Any]:
+    """Custom kernels by (domain, op_type).
+
+    Raises
+    ------
+    ArgumentError
+        A key or a kernel is none, or stands for another operator.
     """
-
-    def __init__(
-        self, custom: Mapping[tuple[str, str], Any] | None, order: Any, truth: bool
-    ) -> None:
-        if custom is not None and not isinstance(custom, Mapping):
+    if kernels is not None and not isinstance(kernels, Mapping):
+        raise ArgumentError(
+            "custom_kernels",
+            got=type(kernels).__name__,
+            expected='a mapping, such as {("", "MatMul"): kernel}',
+        )
+    checked = {}
+    for key, kernel in (kernels or {}).items():
+        if not (isinstance(key, tuple) and [type(part) for part in key] == [str, str]):
             raise ArgumentError(
-                "custom_kernels",
-                got=type(custom).__name__,
-                expected='a mapping, such as {("", "MatMul"): kernel}',
+                "a kernel's key", got=key, expected='(domain, op_type), such as ("", "MatMul")'
             )
-        self.custom = {_key(k): _kernel(_key(k), v) for k, v in dict(custom or {}).items()}
-        self.given = order is not None
-        self.order = _order(order) if self.given else TRUTH_ORDER if truth else tuple(BY_NAME)
-
-    def replaced(self, domain: str, op_type: str) -> bool:
-        """Whether a custom kernel stands for the operator."""
-        return (domain, op_type) in self.custom
-
-    def kernels(self, node: Node) -> list[Any]:
-        """The kernels to try for *node*."""
-        key = (node.domain, node.op_type)
-        if key in self.custom:
-            return [self.custom[key]]
-        order = self.order
-        if key in REFERENCE_FIRST and not self.given:
-            order = ("torch", "reference", *(name for name in order if name == "ort"))
-        if node.subgraphs and self.custom:
-            raise UnsupportedError(
-                f"node {node.name!r}: custom kernels do not reach into the body of a"
-                f" {node.op_type}",
-                hint="no custom kernels",
+        key = domain_of(key[0]), key[1]
+        if isinstance(kernel, type):
+            kernel = kernel()
+        if isinstance(kernel, OrtKernel) and kernel.operator not in (None, key):
+            raise ArgumentError(
+                f"custom kernel of {key}",
+                got=f"an OrtKernel of {kernel.operator}",
+                expected=f"OrtKernel({key[1]!r}, {key[0]!r})",
             )
-        return [kernel for name in order for kernel in BY_NAME[name]]
+        if not hasattr(kernel, "bind"):
+            if not callable(kernel):
+                raise ArgumentError(
+                    f"custom kernel of {key}",
+                    got=type(kernel).__name__,
+                    expected="a Kernel or a function",
+                )
+            kernel = FunctionKernel(kernel)
+        checked[key] = kernel
+    return checked
 
 
-def _key(key: Any) -> tuple[str, str]:
-    if not (isinstance(key, tuple) and len(key) == 2 and all(isinstance(k, str) for k in key)):
-        raise ArgumentError(
-            "a kernel's key", got=key, expected='(domain, op_type), such as ("", "MatMul")'
-        )
-    return ("" if key[0] == "ai.onnx" else key[0], key[1])
+def check_order(names: Any) -> Sequence[str]:
+    """Names of kernels, in the order in which they are tried; a single one stands for itself.
 
-
-def _kernel(key: tuple[str, str], kernel: Any) -> Any:
-    if isinstance(kernel, type):
-        kernel = kernel()
-    if isinstance(kernel, OrtKernel) and kernel.operator not in (None, key):
-        raise ArgumentError(
-            f"custom kernel of {key}",
-            got=f"an OrtKernel of {kernel.operator}",
-            expected=f"OrtKernel({key[1]!r}, {key[0]!r})",
-        )
-    if hasattr(kernel, "bind"):
-        return kernel
-    if callable(kernel):
-        return FunctionKernel(kernel)
-    raise ArgumentError(
-        f"custom kernel of {key}", got=type(kernel).__name__, expected="a Kernel or a function"
-    )
-
-
-def _order(names: Any) -> tuple[str, ...]:
-    order = (names,) if isinstance(names, str) else names
-    order = tuple(order) if isinstance(order, Sequence) else ()
-    if not order or any(n not in BY_NAME for n in order):
+    Raises
+    ------
+    ArgumentError
+        One is none, or there is no name.
+    """
+    order = [names] if isinstance(names, str) else names
+    if not isinstance(order, Sequence) or not order or any(name not in BY_NAME for name in order):
         raise ArgumentError("kernels", got=names, expected=f"names among {', '.join(BY_NAME)}")
     return order

@@ -13,10 +13,10 @@ from roundoff.errors import ArgumentError, UnsupportedError
 
 from .checks import check_feed
 from .loading import load
-from .lowering import Lowering
+from .lowering import lower
 from .nodes import Node, Settings
-from .program import Graph
-from .registry import Choice
+from .program import Bound
+from .registry import check_custom, check_order, kernels_for
 from .values import elem_type, to_value
 
 
@@ -56,7 +56,7 @@ class TorchOnnxEvaluator:
         default all three in this order.
         An If, Loop or Scan runs as a whole in the first of them that has it, which is none in
         truth mode. Where ONNX Runtime departs
-        from ONNX's definition (``roundoff.evaluator.registry.REFERENCE_FIRST``) the default
+        from ONNX's definition (DFT, STFT, Resize, MaxUnpool, Dropout) the default
         has ONNX's reference before it.
     truth : bool
         Compute in float64 throughout, whatever the model's types say: every floating constant
@@ -112,14 +112,16 @@ class TorchOnnxEvaluator:
     ) -> None:
         device = _device(providers)
         self.settings = Settings(tuple(providers), device, check_flag("truth", truth))
-        choice = Choice(custom_kernels, kernels, truth)
-        proto, folder = load(model, choice.custom)
-        lowered = Lowering(proto, folder, choice.replaced, self._prepared, self.settings).main()
+        custom = check_custom(custom_kernels)
+        order = None if kernels is None else check_order(kernels)
+        proto, folder = load(model, custom)
+        nodes, self._constants = lower(proto, folder, custom, self._prepared, self.settings)
+        self._bound = [Bound(node, kernels_for(node, custom, order)) for node in nodes]
+        self._plans: dict[tuple[str, ...], list[tuple[Any, ...]]] = {}
         self._declared = {i.name: i.type for i in proto.graph.input if i.type.WhichOneof("value")}
-        self._graph = Graph(lowered, choice)
-        self.input_names = list(lowered.inputs)
-        self.output_names = list(lowered.outputs)
-        self.nodes: tuple[Node, ...] = tuple(lowered.nodes)
+        self.input_names = [i.name for i in proto.graph.input]
+        self.output_names = [o.name for o in proto.graph.output]
+        self.nodes: tuple[Node, ...] = tuple(nodes)
 
     def run(
         self,
@@ -151,18 +153,33 @@ class TorchOnnxEvaluator:
         """
         if feeds is None and isinstance(names, Mapping):
             names, feeds = None, names
-        keep = self._graph.lowered.outputs if names is None else self._known(names)
+        keep = tuple(self.output_names) if names is None else self._known(names)
         with torch.no_grad():
-            arguments = self._arguments(feeds)
-            return self._graph.call(arguments, keep)
+            values = self._begin(feeds)
+            read = values.__getitem__
+            for bound, reads, makes, dead in self._plan(keep):
+                try:
+                    if len(reads) == 2:  # the commonest, and faster so
+                        first, second = reads
+                        result = bound.call(values[first], values[second])
+                    else:
+                        result = bound.call(*map(read, reads))
+                except Exception:
+                    result = bound.run([*map(read, reads)])
+                if len(makes) == 1:
+                    values[makes[0]] = result
+                else:
+                    values.update((n, x) for n, x in zip(makes, result, strict=False) if n)
+                for name in dead:
+                    del values[name]
+        return [values[name] for name in keep]
 
     def _known(self, names: Iterable[str]) -> tuple[str, ...]:
         names = (names,) if isinstance(names, str) else tuple(names)
-        lowered = self._graph.lowered
-        made = {name for node in self.nodes for name in node.outputs}
-        known = {*lowered.inputs, *lowered.constants, *made}
+        made = {name for node in self.nodes for name in node.outputs if name}
+        known = {*self.input_names, *self._constants, *made}
         for name in names:
-            if not name or name not in known:
+            if name not in known:
                 raise ArgumentError(
                     "no such result",
                     got=name,
@@ -171,20 +188,31 @@ class TorchOnnxEvaluator:
                 )
         return names
 
+    def _plan(self, keep: tuple[str, ...]) -> list[tuple[Any, ...]]:
+        """For each node what it reads and makes, and the results that nothing reads after it."""
+        if keep not in self._plans:
+            needed, backwards = {"", *self._constants, *keep}, []
+            for bound in reversed(self._bound):
+                reads, makes = (*bound.node.inputs, *bound.node.captures), bound.node.outputs
+                backwards.append((bound, reads, makes, tuple({*reads, *makes} - needed)))
+                needed |= {*reads, *makes}
+            self._plans[keep] = backwards[::-1]
+        return self._plans[keep]
+
     def steps(self, feeds: Mapping[str, Any]) -> Iterator[Step]:
         """Run, and yield after each node; results are freed at last use as in :meth:`run`.
 
         Two evaluators of one model advance together with
         ``zip(a.steps(feeds), b.steps(feeds), strict=True)``.
         """
-        arguments = self._arguments(feeds)
-        running = self._graph.observe(arguments)
-        while True:
-            with torch.no_grad():
-                step = next(running, None)
-            if step is None:
-                return
-            yield Step(*step)
+        values = self._begin(feeds)
+        for bound, reads, makes, dead in self._plan(tuple(self.output_names)):
+            inputs = tuple(values[name] for name in reads)
+            outputs = _outputs(bound, inputs)
+            values.update((n, x) for n, x in zip(makes, outputs, strict=False) if n)
+            for name in dead:
+                del values[name]
+            yield Step(bound.node, inputs, outputs, bound.used)
 
     def run_node(self, node: int, inputs: Sequence[Any]) -> tuple[Any, ...]:
         """Run one node of ``nodes``, by its index, on *inputs*, and nothing else.
@@ -194,54 +222,40 @@ class TorchOnnxEvaluator:
         same model. A constant that steers a kernel (a shape, axes) is the model's, whatever
         stands in its place.
         """
-        bound = self._graph.bound[node]
-        expected = len(bound.node.inputs) + len(bound.node.captures)
-        if len(inputs) != expected:
-            raise ArgumentError(
-                f"inputs of node {bound.node.name!r}", got=len(inputs), expected=str(expected)
-            )
-        with torch.no_grad():
-            result = bound.run([self._prepared(to_value(x)) for x in inputs])
-        return result if isinstance(result, tuple) else (result,)
+        return _outputs(self._bound[node], [self._prepared(to_value(x)) for x in inputs])
 
     def kernels_used(self) -> dict[str, str]:
         """Which kernel ran, or would run, each node: ``node.name`` -> ``"torch"``, ``"ort"``, …
 
         A kernel that leaves some types to the next is reported as of the last run.
         """
-        return {bound.node.name: bound.used for bound in self._graph.bound}
+        return {bound.node.name: bound.used for bound in self._bound}
 
-    def _arguments(self, feeds: Any) -> list[Any]:
-        """The inputs in order: converted, checked, on the device."""
-        constants = self._graph.lowered.constants
-        check_feeds(feeds, self.input_names, constants)
-        arguments = []
-        for name in self.input_names:
-            if name not in feeds:
-                arguments.append(constants[name])
-                continue
+    def _begin(self, feeds: Any) -> dict[str, Any]:
+        """What is known before the first node, by name: inputs are converted and checked."""
+        check_feeds(feeds, self.input_names, self._constants)
+        values = {"": None, **self._constants}
+        for name in feeds:
             value = to_value(feeds[name])
             if name in self._declared:
                 check_feed(name, value, self._declared[name], self.settings.truth)
-            arguments.append(self._prepared(value))
-        return arguments
+            values[name] = self._prepared(value)
+        return values
 
     def _prepared(self, value: Any) -> Any:
         """The value on the device, in float64 in truth mode."""
-        settings = self.settings
-        if isinstance(value, torch.Tensor):
-            if value.device != settings.device:
-                value = value.to(settings.device)
-            if settings.truth and value.is_floating_point():
-                value = value.to(torch.float64)
-            elif settings.truth and value.is_complex():
-                value = value.to(torch.complex128)
-            return value
         if isinstance(value, list):
             return [self._prepared(item) for item in value]
-        if settings.truth and elem_type(value) and dtype_info(elem_type(value)).is_float:
-            return torch.from_numpy(value.astype("float64"))
-        return value
+        if self.settings.truth and elem_type(value) and dtype_info(value.dtype).is_float:
+            value = torch.as_tensor(value if torch.is_tensor(value) else value.astype("float64"))
+            value = value.to(torch.float64)
+        return value.to(self.settings.device) if torch.is_tensor(value) else value
+
+
+@torch.no_grad()
+def _outputs(bound: Bound, inputs: Sequence[Any]) -> tuple[Any, ...]:
+    result = bound.run(inputs)
+    return result if isinstance(result, tuple) else (result,)
 
 
 def _device(providers: Sequence[Any]) -> torch.device:

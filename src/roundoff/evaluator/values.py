@@ -11,30 +11,12 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-import onnx
 import torch
 from onnx import TypeProto, helper
 
 from roundoff.describe import from_numpy, is_text
-from roundoff.dtypes import DTYPES, dtype_info, onnx_dtype_to_np_dtype
+from roundoff.dtypes import dtype_info, onnx_dtype_to_np_dtype
 from roundoff.errors import ArgumentError, DtypeError
-
-#: ONNX element type of the torch dtypes that values may have.
-TORCH_TO_ONNX: dict[torch.dtype, int] = {
-    dtype: info.onnx
-    for info in DTYPES.values()
-    if isinstance(dtype := getattr(torch, info.name, None), torch.dtype)
-    and (info.bits >= 8 or info.kind == "bool")
-}
-ONNX_TO_TORCH: dict[int, torch.dtype] = {v: k for k, v in TORCH_TO_ONNX.items()}
-
-# NumPy has no such type of its own: ml_dtypes array -> integer view -> torch view.
-#: Element types that stay NumPy arrays.
-ARRAY_ONLY = {
-    onnx_dtype_to_np_dtype(k): k
-    for k in range(1, 27)
-    if k not in ONNX_TO_TORCH and k != onnx.TensorProto.STRING
-}
 
 
 def to_value(x: Any) -> Any:
@@ -58,23 +40,19 @@ def to_value(x: Any) -> Any:
     array = np.asarray(x)
     if is_text(array):
         return array.astype(object)
-    if array.dtype in ARRAY_ONLY:
-        return array
-    tensor, info = from_numpy(array)
-    if info.bits < 8:
-        raise DtypeError("no kernel takes this element type", got=info.name)
-    return tensor
+    return array if dtype_info(array.dtype).bits < 8 else from_numpy(array)[0]
 
 
 def to_numpy(x: Any) -> Any:
     """The NumPy form of a value; lists and dicts keep their nesting."""
     if isinstance(x, torch.Tensor):
         x = x.detach().cpu().resolve_conj().resolve_neg()
-        info = dtype_info(x.dtype)
-        if info.name == "bfloat16" or info.name.startswith("float8"):  # which NumPy has not
-            whole = torch.uint8 if info.bits == 8 else torch.int16
-            return x.contiguous().view(whole).numpy().view(onnx_dtype_to_np_dtype(info.onnx))
-        return x.numpy()
+        dtype = onnx_dtype_to_np_dtype(elem_type(x))
+        if dtype.isbuiltin == 1:
+            return x.numpy()
+        # A type of ml_dtypes, which torch does not give: by the integers of the same width.
+        whole = torch.uint8 if x.element_size() == 1 else torch.int16
+        return x.contiguous().view(whole).numpy().view(dtype)
     if isinstance(x, (list, tuple)):
         return [to_numpy(item) for item in x]
     return x
@@ -82,11 +60,7 @@ def to_numpy(x: Any) -> Any:
 
 def elem_type(x: Any) -> int:
     """ONNX element type of a tensor or array (0 for anything else)."""
-    if isinstance(x, torch.Tensor):
-        return TORCH_TO_ONNX.get(x.dtype, 0)
-    if isinstance(x, np.ndarray):
-        return ARRAY_ONLY.get(x.dtype, 8 if x.dtype == object else 0)
-    return 0
+    return dtype_info(x.dtype).onnx if isinstance(x, (torch.Tensor, np.ndarray)) else 0
 
 
 def type_proto(x: Any, shape: bool = True) -> TypeProto:

@@ -11,53 +11,63 @@ from typing import Any
 
 import numpy as np
 
-from .nodes import Node
+from .nodes import Node, NotHandledError
 from .values import to_numpy
-
-__all__ = ["refusal", "refusal_of_values"]
 
 #: Types whose values float32 does not hold, as ONNX's reference dequantises them.
 _WIDE = ("torch.float64", "torch.int32")
+#: Values of Resize's attributes, the default first.
+_RESIZE: dict[str, tuple[Any, ...]] = {
+    "coordinate_transformation_mode": ("half_pixel", "asymmetric"),
+    "keep_aspect_ratio_policy": ("stretch",),
+    "antialias": (0,),
+}
 #: Operators that move elements, convert them or round them to integers, and a few more.
 _VERIFIED = frozenset({
     "Acos", "Acosh", "ArgMax", "ArgMin", "Asin", "Asinh", "Atan", "Atanh", "Attention",
     "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "Cast", "CenterCropPad", "Col2Im",
     "Compress", "ConstantOfShape", "ConvInteger", "ConvTranspose", "Cosh", "DepthToSpace",
-    "DequantizeLinear", "EyeLike", "GatherElements", "GatherND", "InstanceNormalization",
-    "IsInf", "MatMulInteger", "NonMaxSuppression", "NonZero", "OneHot", "Pad", "QLinearConv",
-    "QLinearMatMul", "QuantizeLinear", "Range", "ReduceMax", "ReduceMin", "ReduceProd",
-    "Resize", "ReverseSequence", "ScatterElements", "ScatterND", "Sinh", "SpaceToDepth", "Tan",
+    "DequantizeLinear", "EyeLike", "GatherElements", "GatherND", "InstanceNormalization", "IsInf",
+    "MatMulInteger", "NonMaxSuppression", "NonZero", "OneHot", "Pad", "QLinearConv",
+    "QLinearMatMul", "QuantizeLinear", "Range", "ReduceMax", "ReduceMin", "ReduceProd", "Resize",
+    "ReverseSequence", "ScatterElements", "ScatterND", "Sign", "Sinh", "SpaceToDepth", "Tan",
     "TensorScatter", "Tile", "TopK", "Trilu",
 })  # fmt: skip
 
 
-def refusal(node: Node) -> str:
-    """Why ONNX's reference is no truth of this node; empty where it is, as far as one can see."""
-    if node.domain != "" or node.op_type not in _VERIFIED:
-        return "it is not verified"
+def check_verified(node: Node) -> None:
+    """Refuse a node of which ONNX's reference is no truth, as far as one can see before a run.
+
+    Raises
+    ------
+    NotHandledError
+    """
+    if node.domain or node.op_type not in _VERIFIED:
+        _refuse(node, "it is not verified")
     if node.version < (11 if node.op_type == "Resize" else 6):
-        return f"it is not verified at version {node.version}"
-    return _resize(node) if node.op_type == "Resize" else ""
+        _refuse(node, f"it is not verified at version {node.version}")
+    for name, verified in _RESIZE.items():
+        if node.op_type == "Resize" and node.attribute(name, verified[0]) not in verified:
+            _refuse(node, f"it is not verified with this {name}")
 
 
-def _resize(node: Node) -> str:
-    mode = node.attribute("coordinate_transformation_mode", "half_pixel")
-    if mode not in ("half_pixel", "asymmetric"):
-        return f"it is not verified with {mode}"
-    if node.attribute("keep_aspect_ratio_policy", "stretch") != "stretch":
-        return "it is not verified with keep_aspect_ratio_policy"
-    return "it is not verified with antialias" if node.attribute("antialias", 0) else ""
+def check_values(node: Node, inputs: tuple[Any, ...]) -> None:
+    """The same of the values of a run.
 
-
-def refusal_of_values(node: Node, inputs: tuple[Any, ...]) -> str:
-    """The same of the values of a run."""
+    Raises
+    ------
+    NotHandledError
+    """
     if node.op_type == "DequantizeLinear" and str(inputs[0].dtype) in _WIDE:
-        return "it goes through float32, which these values leave"
+        _refuse(node, "it goes through float32, which these values leave")
     ordered = node.op_type in ("ArgMax", "ArgMin", "TopK")
     if ordered and np.isnan(to_numpy(inputs[0]).astype(np.float64)).any():
-        return "ONNX does not say where NaN stands among these values"
+        _refuse(node, "ONNX does not say where NaN stands among these values")
     if node.op_type == "QuantizeLinear":
         steps = np.abs(to_numpy(inputs[0])).max(initial=0.0) / np.abs(to_numpy(inputs[1])).min()
         if not steps < 2**31:
-            return "it goes through 32-bit integers, which these values leave"
-    return ""
+            _refuse(node, "it goes through 32-bit integers, which these values leave")
+
+
+def _refuse(node: Node, why: str) -> None:
+    raise NotHandledError(f"ONNX's reference {node.operator} is no truth: {why}")

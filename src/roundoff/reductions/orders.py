@@ -235,7 +235,7 @@ def orders_found(sums: Array, ranks: int, dtype: Any) -> list[OrderRun]:
         common = np.zeros((ranks, ranks))
         for (i, j), count in zip(pairs, outside[:, start], strict=True):
             common[i, j] = common[j, i] = ranks - count
-        tree = _tree_of(common, list(range(ranks)))
+        tree = _tree_of(common)
         if not np.array_equal(_common(tree, ranks), common):
             raise ArgumentError(
                 f"no order of additions gives the sums of element {start}",
@@ -246,23 +246,23 @@ def orders_found(sums: Array, ranks: int, dtype: Any) -> list[OrderRun]:
     return runs
 
 
-def _tree_of(common: Array, ranks: list[int]) -> Tree:
-    """The tree over some ranks: those whose subtrees with the first are as small, from inside."""
-    first, *others = ranks
-    tree: Tree = first
-    for size in sorted({common[first, other] for other in others}):
-        level = [other for other in others if common[first, other] == size]
-        branches: list[list[int]] = []
-        for other in level:  # ranks of one branch meet each other before they meet the first
-            branch = next((b for b in branches if common[b[0], other] < size), None)
-            if branch is None:
-                branches.append([other])
+def _tree_of(common: Array) -> Tree:
+    """The tree, put together from the smallest subtrees up."""
+    nodes: list[Tree] = list(range(len(common)))
+    for size in np.unique(common[common > 0]):
+        groups: list[list[Tree]] = []
+        for node in nodes:
+            first = _leaves(node)[0]
+            group = next((g for g in groups if common[_leaves(g[0])[0], first] <= size), None)
+            if group is None:
+                groups.append([node])
             else:
-                branch.append(other)
-        nodes = [tree, *(_tree_of(common, branch) for branch in branches)]
+                group.append(node)
         # Addition commutes: the larger branch comes first, as one would write a chain.
-        tree = tuple(sorted(nodes, key=lambda node: (-len(_leaves(node)), min(_leaves(node)))))
-    return tree
+        for group in groups:
+            group.sort(key=lambda node: (-len(_leaves(node)), min(_leaves(node))))
+        nodes = [group[0] if len(group) == 1 else tuple(group) for group in groups]
+    return nodes[0]
 
 
 def _common(tree: Tree, ranks: int) -> Array:

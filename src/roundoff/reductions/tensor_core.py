@@ -193,28 +193,22 @@ def tensor_core_matmul(
     check_choice("gpu", gpu, (None, *GPUS))
     block = check_whole("block", 8 if block is None else block, 1, 4096)
     bits = check_whole("bits", 24 if bits is None else bits, 2, 40)
-    left, right = _operand(a, "a"), _operand(b, "b")
-    shapes = [tuple(h.tensor.shape) for h in (left, right)]
-    if [len(s) for s in shapes] != [2, 2] or shapes[0][1] != shapes[1][0]:
+    left, right = _operand(a), _operand(b)
+    m_k, k_n = left.tensor.shape, right.tensor.shape
+    if len(m_k) != 2 or len(k_n) != 2 or m_k[1] != k_n[0]:
         raise ShapeError(
-            "no matrix product", got=f"{shapes[0]} and {shapes[1]}", expected="(m, k) and (k, n)"
+            "no matrix product",
+            got=f"{tuple(m_k)} and {tuple(k_n)}",
+            expected="(m, k) and (k, n)",
         )
-    kinds = left.info.name, right.info.name
-    if kinds[0] != kinds[1]:
+    if left.info != right.info or left.info.name not in HOPPER:
         raise DtypeError(
-            "the operands have different types",
-            got=f"{kinds[0]} and {kinds[1]}",
-            expected="one type",
-            hint="convert one of them",
+            "no tensor core multiplies these types into float32",
+            got=f"{left.info.name} and {right.info.name}",
+            expected=f"both {' or '.join(HOPPER)}",
+            hint="convert them",
         )
-    if kinds[0] not in HOPPER:
-        raise DtypeError(
-            "no tensor core multiplies it into float32",
-            got=kinds[0],
-            expected=" or ".join(HOPPER),
-            hint="convert it",
-        )
-    step = HOPPER[kinds[0]]
+    step = HOPPER[left.info.name]
     if described:
         step = Step(block, bits - 1, 24, lowest=_SMALLEST + bits - 1, normalised=True)
     with np.errstate(all="ignore"):
@@ -238,12 +232,10 @@ def _as_float64(operand: TypedTensor, nearest: bool) -> Array:
     return np.where(np.isfinite(values), (bits & -0x2000).view(np.float32), values)
 
 
-def _operand(value: Any, name: str) -> TypedTensor:
+def _operand(value: Any) -> TypedTensor:
     operand = as_tensor(value)
     if operand is None:
-        raise ArgumentError(f"{name} is no tensor", got=type(value).__name__)
-    if not operand.info.is_float:
-        raise DtypeError(f"{name} has no floating type", got=operand.info.name)
+        raise ArgumentError("an operand is no tensor", got=type(value).__name__)
     return operand
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import onnx
 import onnxruntime
@@ -30,13 +31,18 @@ from roundoff.localization import is_floating, localize, non_finite, scaled
 from roundoff.ort import available, session, torch_tf32
 from roundoff.timing import free_memory
 
-from .advice import Advice
+from .advice import advise, types_of
 from .feeds import alike, draw, drawn_shapes, tables_of, varied
-from .module import call_module, first_call
+from .module import call_module, check_module
 from .quantization import is_quantized, quantization_cost
 from .result import OUTPUT_COLUMNS, SOURCES, RuntimeComparison
 
+if TYPE_CHECKING:
+    import pandas
+
 __all__ = ["compare_runtimes"]
+
+Sides = dict[str, Callable[[Mapping[str, Any]], list[Any]]]
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 #: Two errors are called equal when the larger is at most this many times the smaller.
@@ -129,13 +135,13 @@ def compare_runtimes(
     >>> comparison.advice
     ['Nothing: every output has equal bits in both.']
     """
+    import pandas
+
     proto, folder = read(model)
     if not isinstance(proto, onnx.ModelProto):
         raise ModelError(
             "not a model", got=type(model).__name__, expected="path, bytes, ModelProto"
         )
-    if module is not None and not callable(module):
-        raise ArgumentError("module", got=type(module).__name__, expected="a torch.nn.Module")
     given = None if feeds is None else _values(feeds, "feeds")
     if isinstance(calibration, Sequence):
         calibration = [_values(more, "calibration") for more in calibration]
@@ -150,9 +156,88 @@ def compare_runtimes(
     (provider, options), *others = check_providers(providers)
     if provider == CUDA:
         options = {"use_tf32": 1} | options
-    source = proto if folder is None else model
-    comparison = _Comparison(proto, source, [(provider, options), *others], module, given)
-    return comparison.result(calibration)
+    source, providers = proto if folder is None else model, [(provider, options), *others]
+    elements = _elements(proto, given or {})
+    ours = TorchOnnxEvaluator(source, providers)
+    _check_deterministic(ours)
+    names, tables = ours.output_names, tables_of(ours)
+    if given is None:
+        drawn = partial(draw, proto, drawn_shapes(proto), tables)
+    fed = drawn(0) if given is None else given
+    sides: Sides = {"torch": ours.run, "ORT": session(source, providers).run}
+    if module is not None:
+        sides["module"] = partial(call_module, module, ours)
+    try:
+        frame, results = _run(source, providers, ours, sides, fed)
+    except (ModelError, ShapeError) as error:
+        if given is None and error.hint is None:
+            error.hint = "feeds= that the model takes"
+        raise
+    if module is not None:
+        check_module(names, results["torch"], results["module"])
+    rows = [
+        _output_row(name, {side: outputs[place] for side, outputs in results.items()})
+        for place, name in enumerate(names)
+    ]
+    quantization = None
+    if is_quantized(proto):
+        loaded = proto if folder is None else onnx.load(model)
+        quantization = quantization_cost(loaded, ours, fed, module, results)
+        sides.pop("module", None)  # whose difference is no rounding
+    is_elsewhere = quantization is None and any(row["elsewhere"] for row in rows)
+
+    if calibration is None:
+        calibration = _OF_SMALL if elements <= _SMALL else _OF_LARGE
+    reason, check = "", None
+    if is_elsewhere:
+        reason = "the ONNX model does not compute what the module does"
+    elif calibration == 0:
+        reason = "none was calibrated: calibration=0"
+    elif not isinstance(calibration, int):
+        more: Iterable[Any] = calibration
+    elif given is None:
+        more = map(drawn, range(1, calibration + 1))
+    elif varied(fed, tables):
+        more, check = alike(fed, tables, calibration), _held_against
+    else:
+        reason = "the feeds have no values to draw others from: give calibration=[feeds, …]"
+    if reason:
+        tolerances = [CalibratedTolerance(reason=reason)] * len(names)
+    else:
+        try:
+            tolerances = _calibrated(sides, itertools.chain([fed], more), len(names), check)
+        except RoundoffError as error:
+            if not isinstance(calibration, int):
+                raise
+            reason = f"the model fails on a feed of the calibration: {error.message}"
+            tolerances = [CalibratedTolerance(reason=reason)] * len(names)
+    for row, tolerance in zip(rows, tolerances, strict=True):
+        row["rtol"], row["atol"] = tolerance.rtol, tolerance.atol
+
+    columns = [c for c in OUTPUT_COLUMNS if module is not None or "module" not in c]
+    outputs = pandas.DataFrame(rows, columns=columns)
+    is_optimised = False
+    if (outputs["session abs"] != 0).any():  # by its optimisations, or by other kernels
+        plain = session(source, providers, optimization="none").run(fed)
+        is_optimised = max_diff(results["nodes"], plain)["abs"] == 0
+    told = dict(zip(names, tolerances, strict=True))
+    device = ours.settings.device
+    advice = advise(
+        frame,
+        outputs,
+        device.type,
+        tf32=(torch_tf32(), str(options["use_tf32"]) in ("1", "True")) if provider == CUDA else (),
+        odd=_odd(fed, bool(outputs["non-finite truth"].any())),
+        is_elsewhere=is_elsewhere,
+        is_optimised=is_optimised,
+        quantization=quantization,
+        tolerances=told,
+    )
+    where = (
+        f"{proto.graph.name or 'a model'}, {', '.join(types_of(outputs))}, {device}: "
+        f"torch {torch.__version__}, ONNX Runtime {onnxruntime.__version__}"
+    )
+    return RuntimeComparison(frame, outputs, advice, where, told, quantization)
 
 
 def _values(feeds: Any, what: str) -> dict[str, Any]:
@@ -160,180 +245,57 @@ def _values(feeds: Any, what: str) -> dict[str, Any]:
     return {name: to_value(value) for name, value in given.items()}
 
 
-class _Comparison:
-    """One model, and what each side made of one feed."""
+def _run(
+    source: Any,
+    providers: Sequence[Any],
+    ours: TorchOnnxEvaluator,
+    sides: Sides,
+    fed: Mapping[str, Any],
+) -> tuple[pandas.DataFrame, dict[str, list[Any]]]:
+    """A row per node, and the outputs of each side, of the truth, and of ONNX Runtime's kernels.
 
-    def __init__(
-        self,
-        proto: onnx.ModelProto,
-        source: Any,
-        providers: list[tuple[str, dict[str, Any]]],
-        module: Any,
-        given: dict[str, Any] | None,
-    ) -> None:
-        self.proto, self.source, self.providers, self.module = proto, source, providers, module
-        self.is_drawn = given is None
-        self.elements = _elements(proto, given or {})
-        self.torch = TorchOnnxEvaluator(source, providers)
-        self.names = self.torch.output_names
-        _check_deterministic(self.torch)
-        self.tables = tables_of(self.torch)
-        self.shapes = drawn_shapes(proto) if given is None else {}
-        self.fed = self._draw(0) if given is None else given
-        self.ort = session(source, providers)
-        try:
-            self._run()
-        except (ModelError, ShapeError) as error:
-            if self.is_drawn and error.hint is None:
-                error.hint = "feeds= that the model takes"
-            raise
+    The evaluators that serve for this alone end here with their weights.
+    """
+    results = {"ORT": sides["ORT"](fed)}
+    nodes = TorchOnnxEvaluator(source, providers, kernels=("ort", "torch", "reference"))
+    try:
+        true = TorchOnnxEvaluator(source, providers, truth=True)
+        frame = localize(ours, nodes, fed, truth=true).frame
+    except UnsupportedError as error:
+        raise UnsupportedError(
+            f"no float64 truth of this model: {error.message}",
+            got=error.got,
+            hint="to compare the two without a truth: max_diff of what "
+            "TorchOnnxEvaluator(model).run(feeds) and session(model).run(feeds) give",
+        ) from error
+    runs: Sides = {"truth": true.run, "nodes": nodes.run} | sides
+    results |= {side: run(fed) for side, run in runs.items() if side not in results}
+    return frame[list(SOURCES.values())].set_axis(list(SOURCES), axis=1), results
 
-    def _draw(self, seed: int) -> dict[str, Any]:
-        return draw(self.proto, self.shapes, self.tables, seed)
 
-    def _run(self) -> None:
-        """Run each side; the evaluators that serve for this alone end here with their weights."""
-        self.results = {"ORT": self.ort.run(self.fed)}
-        nodes = TorchOnnxEvaluator(
-            self.source, self.providers, kernels=("ort", "torch", "reference")
-        )
-        try:
-            true = TorchOnnxEvaluator(self.source, self.providers, truth=True)
-            frame = localize(self.torch, nodes, self.fed, truth=true).frame
-        except UnsupportedError as error:
-            raise UnsupportedError(
-                f"no float64 truth of this model: {error.message}",
-                got=error.got,
-                hint="to compare the two without a truth: max_diff of what "
-                "TorchOnnxEvaluator(model).run(feeds) and session(model).run(feeds) give",
-            ) from error
-        self.frame = frame[list(SOURCES.values())].set_axis(list(SOURCES), axis=1)
-        self.truth, self.results["torch"], self.results["nodes"] = (
-            evaluator.run(None, self.fed) for evaluator in (true, self.torch, nodes)
-        )
-        if self.module is not None:
-            self.results["module"] = first_call(
-                self.module, self._in_order(self.fed), self.names, self.results["torch"]
-            )
+def _odd(fed: Mapping[str, Any], reached: bool) -> list[str]:
+    """Inputs with NaN, or an infinity where some *reached* an output: masks of −inf do not."""
+    return [
+        name
+        for name, value in fed.items()
+        if is_floating(value) and (value.isnan().any() or (reached and value.isinf().any()))
+    ]
 
-    def _in_order(self, fed: Mapping[str, Any]) -> dict[str, Any]:
-        """Feeds in the order of the model's inputs, which is that of the module's arguments."""
-        return {name: fed[name] for name in self.torch.input_names if name in fed}
 
-    def result(self, calibration: int | Sequence[Mapping[str, Any]] | None) -> RuntimeComparison:
-        import pandas
-
-        rows = [
-            _output_row(name, true, {side: values[k] for side, values in self.results.items()})
-            for k, (name, true) in enumerate(zip(self.names, self.truth, strict=True))
-        ]
-        elsewhere = any(row["elsewhere"] for row in rows)
-        quantization = None
-        if is_quantized(self.proto):
-            loaded = self.proto if self.source is self.proto else onnx.load(self.source)
-            quantization = quantization_cost(
-                loaded, self.fed, self.truth, self.module, self.results.get("module")
-            )
-        if elsewhere and quantization is None:
-            reason = "the ONNX model does not compute what the module does"
-            tolerances = dict.fromkeys(self.names, CalibratedTolerance(reason=reason))
-        else:
-            with_module = self.module is not None and quantization is None
-            tolerances = self._tolerances(calibration, with_module)
-        for row in rows:
-            tolerance = tolerances[row["output"]]
-            row["rtol"], row["atol"] = tolerance.rtol, tolerance.atol
-        columns = [c for c in OUTPUT_COLUMNS if self.module is not None or "module" not in c]
-        outputs = pandas.DataFrame(rows, columns=columns)
-        device = self.torch.settings.device
-        advice = Advice(
-            self.frame,
-            outputs,
-            device.type,
-            self._tf32(),
-            self._odd(bool(outputs["non-finite truth"].any())),
-            elsewhere,
-            bool((outputs["session abs"] != 0).any()) and self._is_optimised(),
-            quantization,
-            tolerances,
-        )
-        types = ", ".join(sorted(advice.types()))
-        where = (
-            f"{self.proto.graph.name or 'a model'}, {types}, {device}: "
-            f"torch {torch.__version__}, ONNX Runtime {onnxruntime.__version__}"
-        )
-        return RuntimeComparison(
-            self.frame, outputs, advice.sentences(), where, tolerances, quantization
-        )
-
-    def _tf32(self) -> tuple[bool, bool]:
-        name, options = self.providers[0]
-        if name != CUDA:
-            return False, False
-        return torch_tf32(), str(options["use_tf32"]) in ("1", "True")
-
-    def _odd(self, reached: bool) -> list[str]:
-        """Inputs with NaN, or an infinity where some *reached* an output: masks of −inf do not."""
-        floats = {name: value for name, value in self.fed.items() if is_floating(value)}
-        return [
-            name
-            for name, value in floats.items()
-            if value.isnan().any() or (reached and value.isinf().any())
-        ]
-
-    def _is_optimised(self) -> bool:
-        """Whether graph optimisation makes the difference of the session from its nodes."""
-        plain = session(self.source, self.providers, optimization="none").run(self.fed)
-        return max_diff(self.results["nodes"], plain)["abs"] == 0
-
-    def _tolerances(
-        self, calibration: int | Sequence[Mapping[str, Any]] | None, with_module: bool
-    ) -> dict[str, CalibratedTolerance]:
-        """Of each output, from how the runtimes and the module differ on more feeds."""
-        if calibration is None:
-            calibration = _OF_SMALL if self.elements <= _SMALL else _OF_LARGE
-        reason = ""
-        more: Iterable[Mapping[str, Any]]
-        if not isinstance(calibration, int):
-            more = calibration
-        elif calibration == 0:
-            reason = "none was calibrated: calibration=0"
-        elif self.is_drawn:
-            more = (self._draw(seed) for seed in range(1, calibration + 1))
-        elif varied(self.fed, self.tables):
-            more = alike(self.fed, self.tables, calibration)
-        else:
-            reason = "the feeds have no values to draw others from: give calibration=[feeds, …]"
-        if reason:
-            return dict.fromkeys(self.names, CalibratedTolerance(reason=reason))
-        collected = [Calibration() for _ in self.names]
-        for done, fed in enumerate(itertools.chain([self.fed], more)):
-            try:
-                pairs = self._pairs(fed, with_module)
-            except RoundoffError as error:
-                if not isinstance(calibration, int):
-                    raise
-                reason = f"the model fails on feed {done} of the calibration: {error.message}"
-                return dict.fromkeys(self.names, CalibratedTolerance(reason=reason))
-            for one, its_pairs in zip(collected, pairs, strict=True):
-                one.add(its_pairs)
-        # Any of the floating outputs may fail a feed.
-        floating = sum(one.info is not None for one in collected)
-        share = FALSE_ALARMS / max(floating, 1)
-        tolerances = [one.tolerance(share) for one in collected]
-        if isinstance(calibration, int) and not self.is_drawn:
-            tolerances = [
-                _held_against(one, tolerance)
-                for one, tolerance in zip(collected, tolerances, strict=True)
-            ]
-        return dict(zip(self.names, tolerances, strict=True))
-
-    def _pairs(self, fed: Mapping[str, Any], with_module: bool) -> list[list[tuple[Any, Any]]]:
-        """For each output the pairs (torch, ORT) and (module, ORT)."""
-        sides = [self.torch.run(None, fed)]
-        if with_module:
-            sides.append(call_module(self.module, self._in_order(fed), self.names))
-        return [[(side[k], b) for side in sides] for k, b in enumerate(self.ort.run(fed))]
+def _calibrated(
+    sides: Sides, feeds: Iterable[Mapping[str, Any]], count: int, check: Any
+) -> list[CalibratedTolerance]:
+    """A tolerance for each output, from how torch and the module differ from ONNX Runtime."""
+    collected = [Calibration() for _ in range(count)]
+    for fed in feeds:
+        results = {side: run(fed) for side, run in sides.items()}
+        expected = results.pop("ORT")
+        for place, one in enumerate(collected):
+            one.add([(outputs[place], expected[place]) for outputs in results.values()])
+    # Any of the floating outputs may fail a feed.
+    floating = sum(one.info is not None for one in collected)
+    tolerances = [one.tolerance(FALSE_ALARMS / max(floating, 1)) for one in collected]
+    return list(map(check, collected, tolerances)) if check else tolerances
 
 
 def _elements(proto: onnx.ModelProto, feeds: Mapping[str, Any]) -> int:
@@ -394,39 +356,37 @@ def _held_against(calibration: Calibration, tolerance: CalibratedTolerance) -> C
     return CalibratedTolerance(feeds=tolerance.feeds, differ=tolerance.differ, reason=reason)
 
 
-def _output_row(name: str, truth: Any, results: Mapping[str, Any]) -> dict[str, Any]:
-    ours, theirs = results["torch"], results["ORT"]
+def _output_row(name: str, results: Mapping[str, Any]) -> dict[str, Any]:
+    truth, ours, theirs = results["truth"], results["torch"], results["ORT"]
     row: dict[str, Any] = {
         "output": name,
         "type": type_name(ours),
         "abs": float(max_diff(ours, theirs)["abs"]),
         "session abs": float(max_diff(results["nodes"], theirs)["abs"]),
         "elements": sum(t.numel() for t in tree_leaves(ours) if isinstance(t, torch.Tensor)),
-        "non-finite torch": non_finite(ours),
-        "non-finite ORT": non_finite(theirs),
-        "non-finite truth": non_finite(truth),
         "elsewhere": False,
     }
-    for side, result in (("torch", ours), ("ORT", theirs)):
-        row[f"error {side}"], row[f"rms {side}"] = scaled(truth, result)
-    row["nearer"] = _nearer(row, truth, results)
+    for side in ("torch", "ORT", "truth"):
+        row[f"non-finite {side}"] = non_finite(results[side])
+    for side in ("torch", "ORT"):
+        row[f"error {side}"], row[f"rms {side}"] = scaled(truth, results[side])
+    row["nearer"] = _nearer(row, results)
     if "module" in results:
         module = results["module"]
         # A module that computes in a wider type than the model is measured in the model's.
-        eps = {k: torch.finfo(v.dtype).eps for k, v in results.items() if is_floating(v)}
-        coarse = max(("torch", "module"), key=lambda side: eps.get(side, 0.0))
-        unit = results[coarse].dtype if eps else None
+        types = [value.dtype for value in (ours, module) if is_floating(value)]
+        unit = max(types, key=lambda dtype: torch.finfo(dtype).eps, default=None)
         row["error module"], row["rms module"] = scaled(truth, module, unit)
         row["module abs"] = float(max_diff(ours, module)["abs"])
         # In float64 no truth is more precise, but what is far off in float32 is no rounding.
         unit = torch.float32 if unit == torch.float64 else unit
-        most = row["error torch"] if row["error torch"] > 1 else 1.0
-        row["elsewhere"] = scaled(truth, module, unit)[0] > _ELSEWHERE * most
+        most = _ELSEWHERE * max(1.0, row["error torch"])
+        row["elsewhere"] = scaled(truth, module, unit)[0] > most
     return row
 
 
-def _nearer(row: Mapping[str, Any], truth: Any, results: Mapping[str, Any]) -> str:
-    errors = [row[f"rms {side}"] for side in ("torch", "ORT")]
+def _nearer(row: Mapping[str, Any], results: Mapping[str, Any]) -> str:
+    errors = [row["rms torch"], row["rms ORT"]]
     kind = row["type"].partition("[")[0]
     is_narrow = kind in ("float32", "float16", "bfloat16")
     if min(errors) == math.inf or (is_narrow and row["elements"] and all(map(math.isnan, errors))):
@@ -434,7 +394,7 @@ def _nearer(row: Mapping[str, Any], truth: Any, results: Mapping[str, Any]) -> s
     if row["abs"] == 0 or kind == "float64":  # the truth is no more precise
         return "equal"
     if all(map(math.isnan, errors)):  # not floating: the sum of absolute errors
-        errors = [max_diff(truth, results[side])["sum"] for side in ("torch", "ORT")]
+        errors = [max_diff(results["truth"], results[side])["sum"] for side in ("torch", "ORT")]
     errors = [math.inf if math.isnan(e) else e for e in errors]
     if max(errors) <= _EQUAL * min(errors):
         return "equal"

@@ -34,7 +34,8 @@ def drawn_shapes(proto: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
             continue
         declared = info.type.tensor_type
         kind = DTYPES.get(declared.elem_type)
-        if kind is None or kind.kind == "string" or kind.bits < 8 or not declared.HasField("shape"):
+        numbers = kind is not None and kind.kind not in ("string", "complex") and kind.bits >= 8
+        if not numbers or not declared.HasField("shape"):
             raise UnsupportedError(
                 f"input {info.name!r} can't be drawn",
                 got=" ".join(str(info.type).split())[:80] or "no type",
@@ -77,9 +78,7 @@ def draw(
     feeds = {}
     for name, shape in shapes.items():
         dtype = onnx_dtype_to_torch_dtype(types[name])
-        if dtype.is_complex:
-            feeds[name] = torch.randn(shape, generator=generator, dtype=dtype)
-        elif dtype.is_floating_point:
+        if dtype.is_floating_point:
             feeds[name] = torch.randn(shape, generator=generator).to(dtype)
         elif "mask" in name.lower() and name not in tables:
             feeds[name] = torch.ones(shape, dtype=dtype)

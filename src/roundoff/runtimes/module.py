@@ -11,33 +11,24 @@ import torch
 
 from roundoff.describe import tree_leaves
 from roundoff.errors import ArgumentError, ShapeError
+from roundoff.evaluator import TorchOnnxEvaluator
 from roundoff.evaluator.values import type_name
 
-__all__ = ["call_module", "first_call"]
+__all__ = ["call_module", "check_module"]
 
 
-def first_call(
-    module: Any, feeds: Mapping[str, Any], outputs: Sequence[str], like: Sequence[Any]
-) -> list[Any]:
-    """Outputs of the module, checked: as many tensors as *outputs*, of the shapes of *like*.
+def check_module(
+    outputs: Sequence[str],
+    like: Sequence[Any],
+    results: Sequence[Any],
+) -> None:
+    """The module gives as many tensors as *outputs*, of the shapes of *like*.
 
     Raises
     ------
-    ArgumentError
-        The module fails, gives another number of tensors, or torch's random state shows that it
-        draws.
-    ShapeError
-        A tensor has another shape.
+    ArgumentError, ShapeError
+        It does not.
     """
-    before = _random_states()
-    results = call_module(module, feeds, outputs)
-    if not all(map(torch.equal, before, _random_states())):
-        raise ArgumentError(
-            "the module draws random numbers",
-            got=type(module).__name__,
-            expected="a module that gives the same twice",
-            hint="make what is drawn an input of it",
-        )
     if len(results) != len(outputs):
         raise ArgumentError(
             "outputs of the module",
@@ -49,33 +40,31 @@ def first_call(
             raise ShapeError(
                 f"the module's output for {name!r}", got=type_name(theirs), expected=type_name(ours)
             )
-    return results
 
 
-def _random_states() -> list[torch.Tensor]:
-    cards = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    return [torch.get_rng_state(), *cards]
-
-
-def call_module(module: Any, feeds: Mapping[str, Any], outputs: Sequence[str]) -> list[Any]:
-    """Outputs of the module in ``eval()``; those of a dict with the names *outputs* by name.
+def call_module(module: Any, evaluator: TorchOnnxEvaluator, feeds: Mapping[str, Any]) -> list[Any]:
+    """Outputs of the module in ``eval()``; those of a dict with the model's names by name.
 
     It gets copies of the feeds, where its parameters lie: what it writes into them would reach the
-    next run.
+    next run. It gets them by name, or else in the order of the model's inputs.
+
+    Raises
+    ------
+    ArgumentError
+        The module fails, or torch's random state shows that it draws.
     """
     is_module = isinstance(module, torch.nn.Module)
     parameter = next(module.parameters(), None) if is_module else None
     device = None if parameter is None else parameter.device
-    arguments = {
-        name: value.to(device or value.device, copy=True)
-        if isinstance(value, torch.Tensor)
-        else value
-        for name, value in feeds.items()
-    }
+    arguments = {name: feeds[name] for name in evaluator.input_names if name in feeds}
+    for name, value in arguments.items():
+        if isinstance(value, torch.Tensor):
+            arguments[name] = value.to(device or value.device, copy=True)
     try:
         named = set(inspect.signature(module.forward if is_module else module).parameters)
     except (ValueError, TypeError):  # a compiled function has none
         named = set()
+    before = _random_states()
     try:
         with torch.no_grad(), _evaluating(module):
             by_name = set(arguments) <= named
@@ -87,9 +76,21 @@ def call_module(module: Any, feeds: Mapping[str, Any], outputs: Sequence[str]) -
             got=f"{str(error)[:200] or type(error).__name__} for {fed}",
             expected="the module that the model was exported from",
         ) from error
-    if isinstance(result, Mapping) and set(result) == set(outputs):
-        result = [result[name] for name in outputs]
+    if not all(map(torch.equal, before, _random_states())):
+        raise ArgumentError(
+            "the module draws random numbers",
+            got=type(module).__name__,
+            expected="a module that gives the same twice",
+            hint="make what is drawn an input of it",
+        )
+    if isinstance(result, Mapping) and set(result) == set(evaluator.output_names):
+        result = [result[name] for name in evaluator.output_names]
     return tree_leaves(result)
+
+
+def _random_states() -> list[torch.Tensor]:
+    cards = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return [torch.get_rng_state(), *cards]
 
 
 @contextlib.contextmanager

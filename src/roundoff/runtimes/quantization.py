@@ -11,15 +11,17 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 import onnx
 import torch
 from onnx import helper, numpy_helper
 
 from roundoff.dtypes import dtype_info
-from roundoff.evaluator import TorchOnnxEvaluator
+from roundoff.evaluator import Node, TorchOnnxEvaluator
+from roundoff.evaluator.values import to_numpy
 from roundoff.localization import scaled
 
 if TYPE_CHECKING:
@@ -105,10 +107,10 @@ def is_quantized(proto: onnx.ModelProto) -> bool:
 
 def quantization_cost(
     proto: onnx.ModelProto,
+    evaluator: TorchOnnxEvaluator,
     feeds: Mapping[str, Any],
-    truth: Sequence[Any],
     module: Any,
-    results: Sequence[Any] | None,
+    results: Mapping[str, Sequence[Any]],
 ) -> Quantization:
     """Measure it.
 
@@ -116,102 +118,92 @@ def quantization_cost(
     ----------
     proto : onnx.ModelProto
         The quantised model, with its weights in it.
+    evaluator : TorchOnnxEvaluator
+        One of it.
     feeds : mapping
         Inputs.
-    truth : sequence
-        Its outputs in float64, quantisation included.
     module : torch.nn.Module or None
         The float module, whose parameters are searched for the weights.
-    results : sequence or None
-        Outputs of the module on these feeds.
+    results : mapping
+        Outputs in float64, quantisation included ("truth"), and those of the module, if any.
     """
     import pandas
 
-    pairs = _pairs(proto, module)
+    pairs = _pairs(proto, evaluator, module)
     floats = [pair for pair in pairs if pair.in_float is not None]
-    reference, against, residual, rows = results, "the module", math.nan, []
+    reference, against = results.get("module"), "the module"
+    residual, rows = math.nan, []
     if floats:
         base = _run(proto, floats, feeds)
-        if results is None:
+        if reference is None:
             reference, against = base, "the model without its pairs, whose weights stay rounded"
         else:
-            residual = _moved(results, base)[0]
+            residual = _moved(reference, base)[0]
         for pair in floats:
             others = [other for other in floats if other is not pair]
             cost, output = _moved(base, _run(proto, others, feeds))
             name = proto.graph.output[output].name
             rows.append((pair.name, pair.kind, pair.tensor, cost, name))
     frame = pandas.DataFrame(rows, columns=list(COLUMNS)).sort_values("cost", ascending=False)
-    total = math.nan if reference is None else _moved(reference, truth)[0]
+    total = math.nan if reference is None else _moved(reference, results["truth"])[0]
     unmatched = len(pairs) - len(floats)
     return Quantization(total, against, residual, unmatched, frame)
 
 
-@dataclasses.dataclass
-class _Pair:
+class _Pair(NamedTuple):
     """A DequantizeLinear, and the node that stands in its place in the float graph, if any does."""
 
-    result: str
     name: str
     kind: str
     tensor: str
     in_float: onnx.NodeProto | None
 
 
-def _pairs(proto: onnx.ModelProto, module: Any) -> list[_Pair]:
-    makers = {name: node for node in proto.graph.node for name in node.output}
-    constants = {t.name: numpy_helper.to_array(t) for t in proto.graph.initializer}
-    for node in proto.graph.node:
-        if node.op_type == "Constant" and node.attribute[0].name == "value":
-            constants[node.output[0]] = numpy_helper.to_array(node.attribute[0].t)
+def _pairs(proto: onnx.ModelProto, evaluator: TorchOnnxEvaluator, module: Any) -> list[_Pair]:
     parameters = []
     if isinstance(module, torch.nn.Module):
         arrays = [p.detach().double().cpu().numpy() for p in module.state_dict().values()]
         parameters = arrays + [a.T for a in arrays if a.ndim == 2]
+    makers = {name: node for node in evaluator.nodes for name in node.outputs}
     pairs = []
-    for node in proto.graph.node:
-        if node.op_type != "DequantizeLinear":
+    for result in [name for node in proto.graph.node for name in node.output]:
+        node = makers.get(result)
+        if node is None or node.operator != "DequantizeLinear":
             continue
-        name, (result,) = node.name or f"DequantizeLinear -> {node.output[0]}", node.output
-        source = makers.get(node.input[0])
-        if source is not None and source.op_type == "QuantizeLinear":
-            zero = constants.get(node.input[2]) if len(node.input) > 2 else None
+        source = makers.get(node.inputs[0])
+        if source is not None and source.operator == "QuantizeLinear":
+            zero, tensor = node.constants.get(2), source.inputs[0]
             # A grid that begins at zero does what a Relu before it did.
-            from_zero = zero is not None and zero.dtype.kind == "u" and not zero.any()
-            tensor = source.input[0]
+            from_zero = (
+                zero is not None and dtype_info(zero.dtype).kind == "uint" and not zero.any()
+            )
             in_float = helper.make_node("Relu" if from_zero else "Identity", [tensor], [result])
-            pairs.append(_Pair(result, name, "activation", tensor, in_float))
-        elif all(n in constants for n in node.input if n):
-            weight = _parameter(node, constants, parameters)
-            if weight is None:
-                in_float = None
-            else:
+            pairs.append(_Pair(node.name, "activation", tensor, in_float))
+        elif len(node.constants) == len(node.inputs):
+            weight = _parameter(node, parameters)
+            in_float = None
+            if weight is not None:
                 value = numpy_helper.from_array(weight)
                 in_float = helper.make_node("Constant", [], [result], value=value)
-            pairs.append(_Pair(result, name, "weight", node.input[0], in_float))
+            pairs.append(_Pair(node.name, "weight", node.inputs[0], in_float))
     return pairs
 
 
-def _parameter(
-    node: onnx.NodeProto, constants: Mapping[str, Any], parameters: Sequence[Any]
-) -> np.ndarray[Any, Any] | None:
+def _parameter(node: Node, parameters: Sequence[Any]) -> np.ndarray[Any, Any] | None:
     """The parameter that a weight was before it was rounded."""
-    integers, scale = constants[node.input[0]], constants[node.input[1]]
-    zero = constants[node.input[2]] if len(node.input) > 2 else np.zeros_like(scale)
-    if scale.ndim > 1:  # blocks
+    integers, scale, *zeros = (to_numpy(node.constants[place]) for place in range(len(node.inputs)))
+    if scale.ndim > 1 or dtype_info(integers.dtype).is_float:  # blocks, or float8
         return None
+    limits = ml_dtypes.iinfo(integers.dtype)
+    grid, step, start = (x.astype(np.float64) for x in (integers, scale, *zeros, 0 * scale)[:3])
     if scale.size > 1:
-        attributes = {a.name: a.i for a in node.attribute}
-        shape = [1] * integers.ndim
-        shape[attributes.get("axis", 1)] = scale.size
-        scale, zero = scale.reshape(shape), zero.reshape(shape)
-    grid, step, start = (x.astype(np.float64) for x in (integers, scale, zero))
-    info = dtype_info(integers.dtype)
-    least = {"int": -info.max - 1, "uint": 0.0}.get(info.kind, -info.max)
+        shape = [1] * grid.ndim
+        shape[node.attribute("axis", 1)] = scale.size
+        step, start = step.reshape(shape), start.reshape(shape)
     near = []
     for array in parameters:
         if array.shape == grid.shape:
-            apart = np.abs(np.clip(array / step + start, least, info.max) - grid)
+            apart = np.abs(np.clip(array / step + start, limits.min, limits.max) - grid)
             if (apart <= _STEPS).all():
                 near.append((float(np.mean(apart**2)), array))
     if not near:
@@ -224,7 +216,7 @@ def _run(
     proto: onnx.ModelProto, in_float: Collection[_Pair], feeds: Mapping[str, Any]
 ) -> list[Any]:
     """Outputs in float64 of the model with the float value in place of each pair's result."""
-    instead = {pair.result: pair.in_float for pair in in_float}
+    instead = {pair.in_float.output[0]: pair.in_float for pair in in_float if pair.in_float}
     model = onnx.ModelProto()
     model.CopyFrom(proto)
     model.graph.ClearField("node")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import html
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from roundoff.compare import CalibratedTolerance
@@ -58,6 +57,9 @@ OUTPUT_COLUMNS = (
     "non-finite ORT",
     "non-finite truth",
 )
+
+#: Those that are shown.
+_SHOWN = ("output", "abs", "rms torch", "rms ORT", "module abs", "nearer", "rtol", "atol")
 
 _UNIT = "eps × RMS of the float64 truth"
 
@@ -120,12 +122,12 @@ class RuntimeComparison:
     @property
     def first(self) -> Mapping[str, Any] | None:
         """The first node whose two kernels differ on the same inputs, or None."""
-        return self._row(lambda row: row["isolated abs"] != 0)
+        return next((row for row in self._rows() if row["isolated abs"] != 0), None)
 
     @property
     def first_nonfinite(self) -> Mapping[str, Any] | None:
         """The first node with more NaNs and infinities than the truth has, or None."""
-        return self._row(lambda row: overflows(row) != "")
+        return next((row for row in self._rows() if overflows(row)), None)
 
     @property
     def largest(self) -> Mapping[str, Any] | None:
@@ -146,8 +148,8 @@ class RuntimeComparison:
         worst = decided[["rms torch", "rms ORT"]].max(axis=1).fillna(0.0)
         return str(decided.loc[worst.idxmax(), "nearer"])
 
-    def _row(self, holds: Callable[[dict[str, Any]], bool]) -> Mapping[str, Any] | None:
-        return next((row for row in self.frame.to_dict("records") if holds(row)), None)
+    def _rows(self) -> list[dict[str, Any]]:
+        return self.frame.to_dict("records")
 
     def _lines(self) -> list[tuple[str, str]]:
         """The answer, as (question, answer)."""
@@ -170,37 +172,26 @@ class RuntimeComparison:
             lines.append(("first NaN or infinity", f"{name_of(odd)}, in {overflows(odd)}"))
         return lines + [("advice", text) for text in self.advice]
 
+    def _shown(self) -> pandas.DataFrame:
+        return self.outputs[[column for column in _SHOWN if column in self.outputs]]
+
     def __repr__(self) -> str:
         lines = [f"{what}: {answer}" for what, answer in self._lines()]
-        for row in self.outputs.head(4).to_dict("records"):
-            errors = {s: row.get(f"error {s}", math.nan) for s in ("torch", "ORT", "module")}
-            known = ", ".join(f"{e:.3g} {s}" for s, e in errors.items() if not math.isnan(e))
-            text = f"output {row['output']}, {row['type']}: torch − ORT {row['abs']:.3g}"
-            lines.append(f"{text}; error {known}" if known else text)
-        if len(self.outputs) > 4:
-            lines.append(f"{len(self.outputs) - 4} more outputs: see .outputs")
-        differ = int((self.frame["isolated abs"] != 0).sum())
-        lines.append(f"nodes whose kernels differ: {differ} of {len(self.frame)}; see .frame")
-        lines.append(f"errors are in units of {_UNIT}")
-        return "\n".join([*lines, self.where])
+        table = self._shown().to_string(index=False, float_format="{:.3g}".format)
+        return "\n".join([*lines, table, f"errors are in units of {_UNIT}", self.where])
 
     def _repr_html_(self) -> str:
         answers = "".join(
             f"<li><strong>{html.escape(what)}</strong>: {html.escape(answer)}</li>"
             for what, answer in self._lines()
         )
-        shown = [column for column in _SHOWN if column in self.outputs]
-        table = self.outputs[shown].to_html(index=False, border=0, float_format="{:.3g}".format)
+        table = self._shown().to_html(index=False, border=0, float_format="{:.3g}".format)
         # Where it is too wide it scrolls, and by keyboard, too.
         table = table.replace("<table ", '<table tabindex="0" ', 1)
         return (
             f"<p>{html.escape(self.where)}; errors in units of {_UNIT}.</p>"
             f"<ul>{answers}</ul>{table}"
         )
-
-
-#: Columns of the outputs that a notebook shows.
-_SHOWN = ("output", "abs", "rms torch", "rms ORT", "module abs", "nearer", "rtol", "atol")
 
 
 def name_of(row: Mapping[str, Any]) -> str:

@@ -17,6 +17,6 @@ from . import (  # noqa: F401
     shaping,
     slicing,
 )
-from .common import factory_of
+from .common import TorchKernel
 
-__all__ = ["factory_of"]
+__all__ = ["TorchKernel"]

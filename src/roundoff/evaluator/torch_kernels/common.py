@@ -8,11 +8,9 @@ from typing import Any
 
 import torch
 
-from roundoff.dtypes import DTYPES
-from roundoff.errors import DtypeError, ShapeError
-from roundoff.evaluator.generic import NotHandledError
-from roundoff.evaluator.nodes import Node
-from roundoff.evaluator.values import ONNX_TO_TORCH
+from roundoff.dtypes import dtype_info
+from roundoff.errors import ShapeError
+from roundoff.evaluator.nodes import Node, NotHandledError
 
 __all__ = [
     "NEWEST",
@@ -22,9 +20,9 @@ __all__ = [
     "NotHandledError",
     "ShapeError",
     "Tensor",
+    "TorchKernel",
     "axis_of",
     "element_type",
-    "factory_of",
     "ints",
     "steering",
     "torch_function",
@@ -66,26 +64,33 @@ def torch_function(op_type: str, since: int, **attributes: Any) -> Callable[[Fun
     return register
 
 
-def factory_of(node: Node) -> Factory | None:
-    """The factory of the torch kernel for the node's version; None where there is none."""
-    if node.domain or node.version > NEWEST:
-        return None
-    known = REGISTERED.get(node.op_type, {})
-    since = max((version for version in known if version <= node.version), default=0)
-    return known.get(since)
+class TorchKernel:
+    """The torch kernel of an operator."""
+
+    name = "torch"
+
+    def bind(self, node: Node) -> Function:
+        """The function that computes *node* with torch.
+
+        Raises
+        ------
+        NotHandledError
+            Torch computes no such operator, version or combination of attributes.
+        """
+        versions = REGISTERED.get("" if node.domain else node.op_type, {})
+        known = [since for since in versions if since <= node.version <= NEWEST]
+        if not known:
+            raise NotHandledError(f"no torch kernel for {node.operator} version {node.version}")
+        return versions[max(known)](node)
 
 
 def element_type(node: Node, onnx_type: int) -> torch.dtype:
     """The torch dtype for an element type that an attribute names; float64 in truth mode."""
-    info = DTYPES.get(onnx_type)
-    if info is None:
-        raise DtypeError("unknown element type", got=onnx_type)
+    info = dtype_info(onnx_type)
     if node.truth and info.is_float:
         return torch.float64
-    if node.truth and info.kind == "complex":
-        return torch.complex128
-    dtype = ONNX_TO_TORCH.get(onnx_type)
-    if dtype is None:
+    dtype = getattr(torch, info.name, None)
+    if dtype is None or info.bits < 8:
         raise NotHandledError(f"torch has no {info.name}")
     return dtype
 

@@ -21,53 +21,35 @@ from .common import (
     torch_kernel,
 )
 
-
-def _sign(x: Tensor) -> Tensor:
-    """The sign, NaN's NaN: torch has 0 for it."""
-    y = torch.sign(x)
-    return torch.where(x.isnan(), x, y) if x.is_floating_point() else y
-
-
-_UNARY: dict[str, tuple[Function, int]] = {
-    "Abs": (torch.abs, 6),
-    "Ceil": (torch.ceil, 6),
-    "Cos": (torch.cos, 7),
-    "Erf": (torch.erf, 9),
-    "Exp": (torch.exp, 6),
-    "Floor": (torch.floor, 6),
-    "Identity": (lambda x: x, 1),
-    "IsNaN": (torch.isnan, 9),
-    "Log": (torch.log, 6),
-    "Neg": (operator.neg, 6),
-    "Not": (torch.logical_not, 1),
-    "Reciprocal": (torch.reciprocal, 6),
-    "Relu": (torch.relu, 6),
-    "Round": (torch.round, 11),
-    "Sigmoid": (torch.sigmoid, 6),
-    "Sign": (_sign, 9),
-    "Sin": (torch.sin, 7),
-    "Sqrt": (torch.sqrt, 6),
-    "Tanh": (torch.tanh, 6),
-}
+#: Operators that torch has under the same name.
+_SAME = (
+    "Abs", "Ceil", "Cos", "Erf", "Exp", "Floor", "IsNaN", "Log", "Reciprocal", "Relu", "Round",
+    "Sigmoid", "Sin", "Sqrt", "Tanh",
+)  # fmt: skip
 # For the commonest, Python's operator is a shorter way to the same code than torch's function.
-_BINARY: dict[str, tuple[Function, int]] = {
-    "Add": (operator.add, 7),
-    "And": (torch.logical_and, 7),
-    "Equal": (torch.eq, 7),
-    "Greater": (torch.gt, 7),
-    "GreaterOrEqual": (torch.ge, 12),
-    "Less": (torch.lt, 7),
-    "LessOrEqual": (torch.le, 12),
-    "Mul": (operator.mul, 7),
-    "Or": (torch.logical_or, 7),
-    "Sub": (operator.sub, 7),
-    "Where": (torch.where, 9),
-    "Xor": (torch.logical_xor, 7),
+_OTHERS: dict[str, Function] = {
+    "Add": operator.add,
+    "And": torch.logical_and,
+    "Equal": torch.eq,
+    "Greater": torch.gt,
+    "GreaterOrEqual": torch.ge,
+    "Identity": lambda x: x,
+    "Less": torch.lt,
+    "LessOrEqual": torch.le,
+    "Mul": operator.mul,
+    "Neg": operator.neg,
+    "Not": torch.logical_not,
+    "Or": torch.logical_or,
+    "Sub": operator.sub,
+    "Where": torch.where,
+    "Xor": torch.logical_xor,
 }
 
-
-for _op_type, (_function, _since) in (_UNARY | _BINARY).items():
-    torch_function(_op_type, _since)(_function)
+for _op_type in _SAME:
+    torch_function(_op_type, 1)(getattr(torch, _op_type.lower()))
+# Before version 7 those of two inputs broadcast in another way.
+for _op_type, _function in _OTHERS.items():
+    torch_function(_op_type, 1 if _op_type in ("Identity", "Neg", "Not") else 7)(_function)
 
 
 @torch_function("Div", 7)
@@ -90,34 +72,32 @@ def _mod(a: Tensor, b: Tensor, *, fmod: int) -> Tensor:
 @torch_kernel("Pow", 7)
 def _pow(node: Node) -> Function:
     def power(a: Tensor, b: Tensor) -> Tensor:
-        if not a.is_floating_point() and b.is_floating_point():
-            return torch.pow(a.to(torch.float64), b.to(torch.float64)).to(a.dtype)
-        if b.dtype == torch.float64 and a.dtype != b.dtype:
-            return torch.pow(a.to(torch.float64), b).to(a.dtype)
-        return torch.pow(a, b.to(a.dtype) if a.is_floating_point() else b).to(a.dtype)
+        if a.dtype != b.dtype:
+            raise NotHandledError("a power of another type")
+        return torch.pow(a, b)
 
     fixed = node.constants.get(1)
-    if isinstance(fixed, Tensor) and fixed.numel() == 1 and fixed.is_floating_point():
-        exponent = fixed.item()  # torch has shorter ways for 2, 0.5 and their like
+    if not isinstance(fixed, Tensor) or fixed.numel() != 1 or not fixed.is_floating_point():
+        return power
+    exponent = fixed.item()  # torch has shorter ways for 2, 0.5 and their like
 
-        def known_power(a: Tensor, b: Tensor) -> Tensor:
-            if a.is_floating_point() and b.dim() <= a.dim():
-                return torch.pow(a, exponent)
-            return power(a, b)
+    def known_power(a: Tensor, b: Tensor) -> Tensor:
+        if a.is_floating_point() and b.dim() <= a.dim():
+            return torch.pow(a, exponent)
+        return power(a, b)
 
-        return known_power
-    return power
+    return known_power
 
 
-def _variadic(op_type: str, since: int, pair: Function) -> None:
-    @torch_function(op_type, since)
+def _register_variadic(op_type: str, pair: Function) -> None:
+    @torch_function(op_type, 8)
     def of_all(*inputs: Tensor) -> Tensor:
         return functools.reduce(pair, inputs)
 
 
-_variadic("Max", 8, torch.maximum)
-_variadic("Min", 8, torch.minimum)
-_variadic("Sum", 8, torch.add)
+_register_variadic("Max", torch.maximum)
+_register_variadic("Min", torch.minimum)
+_register_variadic("Sum", torch.add)
 
 
 @torch_function("Clip", 11)
@@ -134,55 +114,41 @@ def _clip(x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> T
 
 
 torch_function("Gelu", 20, approximate="none")(F.gelu)
+torch_function("Elu", 6, alpha=1.0)(F.elu)
 
 
+@torch_function("LeakyRelu", 6, alpha=0.01)
+def _leaky_relu(x: Tensor, *, alpha: float) -> Tensor:
+    return F.leaky_relu(x, alpha)
+
+
+@torch_function("HardSwish", 14)
+def _hard_swish(x: Tensor) -> Tensor:
+    return x * torch.clamp(x / 6 + 0.5, 0, 1)
+
+
+@torch_function("Softplus", 1)
 def _softplus(x: Tensor) -> Tensor:
     # F.softplus becomes the identity above 20, which is off by 2e-9.
     return torch.logaddexp(x, torch.zeros((), dtype=x.dtype, device=x.device))
 
 
-#: Activations with numbers as attributes: function, first version, attributes with defaults.
-_PARAMETRIC: dict[str, tuple[Function, int, dict[str, Any]]] = {
-    "Elu": (F.elu, 6, {"alpha": 1.0}),
-    "LeakyRelu": (lambda x, alpha: F.leaky_relu(x, alpha), 6, {"alpha": 0.01}),
-    "HardSwish": (lambda x: x * torch.clamp(x / 6 + 0.5, 0, 1), 14, {}),
-    "Softplus": (_softplus, 1, {}),
-}
-
-
-for _op_type, (_function, _since, _defaults) in _PARAMETRIC.items():
-    torch_function(_op_type, _since, **_defaults)(_function)
-
-
 # -- casts -------------------------------------------------------------------------------------
 
-_NARROW = {torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz}
-_NARROW |= {d for d in (getattr(torch, "float8_e8m0fnu", None),) if d is not None}
-
-
 _UNSIGNED = {torch.uint16, torch.uint32, torch.uint64}
-
-
-def cast(x: Any, dtype: torch.dtype) -> Tensor:
-    """A tensor in another element type.
-
-    Raises
-    ------
-    NotHandledError
-        For strings, types narrower than a byte, and float8, whose rounding ONNX defines itself.
-    """
-    if not isinstance(x, Tensor):
-        raise NotHandledError("torch has no such element type")
-    if x.dtype is dtype:
-        return x
-    if dtype in _NARROW:
-        raise NotHandledError("ONNX defines its own conversion to float8")
-    if x.is_floating_point() and dtype in _UNSIGNED:
-        raise NotHandledError("torch goes through int64")
-    return x.to(dtype)
 
 
 @torch_kernel("Cast", 6)
 def _cast(node: Node) -> Function:
     dtype = element_type(node, node.attribute("to"))
-    return lambda x: cast(x, dtype)
+    if dtype.is_floating_point and dtype.itemsize == 1:
+        raise NotHandledError("ONNX defines its own conversion to float8")
+
+    def cast(x: Any) -> Tensor:
+        if not isinstance(x, Tensor):
+            raise NotHandledError("torch has no such element type")
+        if x.is_floating_point() and dtype in _UNSIGNED:
+            raise NotHandledError("torch goes through int64")
+        return x.to(dtype)
+
+    return cast

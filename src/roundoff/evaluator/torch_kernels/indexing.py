@@ -15,7 +15,7 @@ from .common import (
 )
 
 
-def _positions(indices: Tensor, size: int, what: str) -> Tensor:
+def _positions(indices: Tensor, size: int) -> Tensor:
     """Indices counted from the front, as int64.
 
     Raises
@@ -28,7 +28,7 @@ def _positions(indices: Tensor, size: int, what: str) -> Tensor:
         low, high = (int(t) for t in torch.aminmax(indices))
         if low < -size or high >= size:
             raise ShapeError(
-                f"{what}: index out of range",
+                "Gather: index out of range",
                 got=f"{low}..{high}",
                 expected=f"within {-size}..{size - 1}",
             )
@@ -45,11 +45,11 @@ def _gather(node: Node) -> Function:
         k = axis_of(axis, x.dim())
         size = x.shape[k]
         if x.device.type != "cpu":
-            indices = _positions(indices.to(x.device), size, "Gather")
+            indices = _positions(indices, size)
         try:  # torch refuses negative indices, and those beyond the end
             flat = x.index_select(k, indices.reshape(-1))
         except (IndexError, RuntimeError):
-            flat = x.index_select(k, _positions(indices, size, "Gather").reshape(-1))
+            flat = x.index_select(k, _positions(indices, size).reshape(-1))
         return flat.reshape(x.shape[:k] + indices.shape + x.shape[k + 1 :])
 
     return gather

@@ -49,41 +49,42 @@ def _einsum(*inputs: Tensor, equation: str) -> Tensor:
     return torch.einsum(equation.replace(" ", ""), *inputs)
 
 
-_CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+def _of_rank(name: str, rank: int) -> Function:
+    """Torch's function for so many axes."""
+    function: Function | None = getattr(F, f"{name}{rank}d", None)
+    if function is None:
+        raise NotHandledError(f"torch has no {name} in {rank} dimensions")
+    return function
 
 
-def _spatial(node: Node, rank: int, name: str, default: int) -> list[int]:
-    numbers = list(node.attribute(name, [default] * rank))
-    if len(numbers) != rank:
-        raise ShapeError(f"attribute {name}", got=numbers, expected=f"{rank} integers")
-    return numbers
+def _window(node: Node, rank: int) -> tuple[list[int], list[int], list[int], list[int]]:
+    """Steps, spacing, and padding before and after, of a window that moves along axes."""
+    mode = node.attribute("auto_pad", "NOTSET")
+    if mode not in ("NOTSET", "VALID"):
+        raise NotHandledError("torch has no padding that makes the sizes alike")
+    pads = node.attribute("pads") if mode == "NOTSET" else None
+    pads = pads or [0] * (2 * rank)
+    ones = [1] * rank
+    return (
+        node.attribute("strides", ones),
+        node.attribute("dilations", ones),
+        pads[:rank],
+        pads[rank:],
+    )
 
 
 @torch_kernel("Conv", 1)
 def _conv(node: Node) -> Function:
-    mode, group = node.attribute("auto_pad", "NOTSET"), node.attribute("group", 1)
+    group = node.attribute("group", 1)
 
     def conv(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
         rank = x.dim() - 2
-        if rank not in _CONV or w.dim() != x.dim():
-            raise NotHandledError(f"convolution in {rank} dimensions")
-        declared = node.attribute("kernel_shape")
-        if declared is not None and list(declared) != list(w.shape[2:]):
-            raise ShapeError("kernel_shape", got=list(declared), expected=str(list(w.shape[2:])))
-        stride = _spatial(node, rank, "strides", 1)
-        dilation = _spatial(node, rank, "dilations", 1)
-        pads = [0] * (2 * rank)
-        if mode == "NOTSET":
-            pads = list(node.attribute("pads", pads))
-        elif mode != "VALID":
-            raise NotHandledError("torch has no padding that makes the sizes alike")
-        if len(pads) != 2 * rank or min(pads) < 0:
-            raise ShapeError("pads", got=pads, expected=f"{2 * rank} non-negative integers")
-        begins, ends = pads[:rank], pads[rank:]
+        function = _of_rank("conv", rank)
+        stride, dilation, begins, ends = _window(node, rank)
         if begins != ends:
             x = F.pad(x, [p for pair in zip(begins[::-1], ends[::-1], strict=True) for p in pair])
             begins = [0] * rank
-        return _CONV[rank](x, w, b, stride, begins, dilation, group)
+        return function(x, w, b, stride, begins, dilation, group)
 
     return conv
 
@@ -100,33 +101,19 @@ _register_global("GlobalAveragePool", torch.mean)
 _register_global("GlobalMaxPool", torch.amax)
 
 
-_MAX_POOL: dict[int, Function] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
-_AVG_POOL: dict[int, Function] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
-
-
-def _register_pool(op_type: str, since: int, table: dict[int, Function]) -> None:
+def _register_pool(op_type: str, since: int, name: str) -> None:
     @torch_kernel(op_type, since)
     def factory(node: Node) -> Function:
-        kernel = list(node.attribute("kernel_shape"))
-        rank = len(kernel)
-        pads = list(node.attribute("pads", [0] * (2 * rank)))
-        mode = node.attribute("auto_pad", "NOTSET")
-        stride, dilation = _spatial(node, rank, "strides", 1), _spatial(node, rank, "dilations", 1)
-        if (
-            rank not in table
-            or len(node.outputs) > 1
-            or mode not in ("NOTSET", "VALID")
-            or node.attribute("ceil_mode", 0)
-            or pads[:rank] != pads[rank:]
-            or any(not 0 <= 2 * p <= k for p, k in zip(pads, kernel, strict=False))
-            or (op_type == "AveragePool" and max(dilation) > 1)
-        ):
-            raise NotHandledError("torch pools with even padding and without rounding up")
-        padding = [0] * rank if mode == "VALID" else pads[:rank]
-        function = table[rank]
+        kernel = node.attribute("kernel_shape")
+        rank, several = len(kernel), len(node.outputs) > 1
+        function = _of_rank(name, rank)
+        stride, dilation, padding, ends = _window(node, rank)
         options: dict[str, Any] = {"dilation": dilation}
         if op_type == "AveragePool":
             options = {"count_include_pad": bool(node.attribute("count_include_pad", 0))}
+            several = max(dilation) > 1
+        if several or padding != ends or node.attribute("ceil_mode", 0):
+            raise NotHandledError("torch pools with even padding and without rounding up")
 
         def pool(x: Tensor) -> Tensor:
             if x.dim() != rank + 2 or not x.is_floating_point():
@@ -136,5 +123,5 @@ def _register_pool(op_type: str, since: int, table: dict[int, Function]) -> None
         return pool
 
 
-_register_pool("MaxPool", 1, _MAX_POOL)
-_register_pool("AveragePool", 7, _AVG_POOL)
+_register_pool("MaxPool", 1, "max_pool")
+_register_pool("AveragePool", 7, "avg_pool")

@@ -43,13 +43,11 @@ def _layer_normalization(node: Node) -> Function:
     return normalize
 
 
-@torch_kernel("BatchNormalization", 7)
+@torch_kernel("BatchNormalization", 9)
 def _batch_normalization(node: Node) -> Function:
     epsilon = node.attribute("epsilon", 1e-5)
     if node.attribute("training_mode", 0) or len(node.outputs) > 1:
         raise NotHandledError("BatchNormalization in training")
-    if not node.attribute("spatial", 1):
-        raise NotHandledError("BatchNormalization per activation")
 
     def normalize(x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, var: Tensor) -> Tensor:
         if len({t.dtype for t in (x, scale, bias, mean, var)}) > 1 or x.dim() < 2:
@@ -61,14 +59,12 @@ def _batch_normalization(node: Node) -> Function:
 
 @torch_kernel("Dropout", 7)
 def _dropout(node: Node) -> Function:
-    several = len(node.outputs) > 1
-    if several and node.version < 12:
-        raise NotHandledError("the mask of an old Dropout")
+    if len(node.outputs) > 1:
+        raise NotHandledError("the mask of a Dropout")
 
-    def dropout(x: Tensor, ratio: Any = None, training: Tensor | None = None) -> Any:
-        drops = ratio is None or float(ratio) != 0
-        if training is not None and bool(training) and drops:
+    def dropout(x: Tensor, ratio: Any = None, training: Tensor | None = None) -> Tensor:
+        if training is not None and bool(training):
             raise NotHandledError("Dropout in training")
-        return (x, torch.ones_like(x, dtype=torch.bool)) if several else x
+        return x
 
     return dropout

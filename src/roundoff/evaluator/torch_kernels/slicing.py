@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from roundoff.errors import ModelError, ShapeError
+from roundoff.errors import ShapeError
 
 from .common import (
     Function,
@@ -34,22 +34,15 @@ def _sliced(
 ) -> Tensor:
     axes = list(range(len(starts))) if axes is None else axes
     steps = [1] * len(starts) if steps is None else steps
-    if not len(starts) == len(ends) == len(axes) == len(steps):
-        raise ShapeError("Slice", got=f"{starts}, {ends}, {axes}, {steps}", expected="one length")
-    seen = set()
-    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        k = axis_of(axis, x.dim())
-        if k in seen:
-            raise ShapeError("Slice", got=axes, expected="distinct axes")
-        seen.add(k)
-        if step == 0:
-            raise ModelError("Slice with a step of 0")
-        first, last, stride = slice(start, end, step).indices(x.shape[k])
+    over = [axis_of(axis, x.dim()) for axis in axes]
+    if len(set(over)) != len(over):
+        raise ShapeError("Slice", got=axes, expected="distinct axes")
+    for start, end, k, step in zip(starts, ends, over, steps, strict=True):
+        places = range(x.shape[k])[start:end:step]
         if step > 0:
-            x = x[(slice(None),) * k + (slice(first, max(first, last), stride),)]
+            x = x[(slice(None),) * k + (slice(places.start, places.stop, step),)]
         else:
-            positions = torch.arange(first, min(last, first), stride, device=x.device)
-            x = x.index_select(k, positions)
+            x = x.index_select(k, torch.tensor(places, dtype=torch.int64, device=x.device))
     return x
 
 
@@ -77,18 +70,14 @@ def _split_sizes(total: int, count: int) -> list[int]:
 def _split(node: Node) -> Function:
     axis, count = node.attribute("axis", 0), len(node.outputs)
     fixed = steering(node, 1, "split")
-    if node.attribute("num_outputs", count) != count:
-        raise ShapeError("Split", got=node.attribute("num_outputs"), expected=f"{count} outputs")
 
     def split(x: Tensor, given: Tensor | None = None) -> Any:
         k = axis_of(axis, x.dim())
-        sizes = fixed
+        sizes = ints(given) if fixed is None and given is not None else fixed
         if sizes is None:
-            sizes = _split_sizes(x.shape[k], count) if given is None else ints(given)
-        if sum(sizes) != x.shape[k] or min(sizes, default=0) < 0 or len(sizes) != count:
-            raise ShapeError(
-                "Split", got=sizes, expected=f"{count} sizes that add up to {x.shape[k]}"
-            )
+            sizes = _split_sizes(x.shape[k], node.attribute("num_outputs", count))
+        if len(sizes) != count:
+            raise ShapeError("Split", got=sizes, expected=f"{count} sizes")
         parts = torch.split(x, sizes, k)
         return parts if count > 1 else parts[0]
 

@@ -254,31 +254,15 @@ def matmul(
     >>> torch.equal(matmul(x, weight)[70:71], matmul(x[70:71], weight))
     True
     """
-    try:
-        _check(x, weight, bias)
-    except AttributeError:
-        check_tensors(x=x, weight=weight, bias=bias)
-        raise
+    _check(x, weight, bias)
     asked = x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     if torch.compiler.is_compiling() or (asked and torch.is_grad_enabled()):
         return differentiable(x, weight, bias)
     return _product(x, weight, bias, tile)
 
 
-def check_tensors(**tensors: Any) -> None:
-    """After an exception from further inside: name the argument that is no tensor.
-
-    Raises
-    ------
-    ArgumentError
-        There is one.
-    """
-    for name, value in tensors.items():
-        if value is not None or name != "bias":
-            check_tensor(value, name)
-
-
 def _check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    check_operands(x=x, weight=weight, bias=bias)
     if x.dim() < 1 or weight.dim() != 2 or x.shape[-1] != weight.shape[1]:
         raise ShapeError(
             "x and weight do not meet",
@@ -287,17 +271,25 @@ def _check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
         )
     if bias is not None and tuple(bias.shape) != (weight.shape[0],):
         raise ShapeError("bias", got=tuple(bias.shape), expected=f"({weight.shape[0]},)")
-    _check_types(x=x, weight=weight, bias=bias)
 
 
-def _check_types(**tensors: torch.Tensor | None) -> None:
-    """One type and one device for all."""
-    there = {name: t for name, t in tensors.items() if t is not None}
-    first, x = next(iter(there.items()))
+def check_operands(bias: Any = None, **tensors: Any) -> None:
+    """Tensors of one type and device.
+
+    Raises
+    ------
+    ArgumentError, DtypeError, UnsupportedError
+        They are not.
+    """
+    if bias is not None:
+        tensors["bias"] = bias
+    for name, t in tensors.items():
+        check_tensor(t, name)
+    first, x = next(iter(tensors.items()))
     if x.device.type not in ("cpu", "cuda"):
         raise UnsupportedError("no kernel", got=str(x.device), expected="a CPU or CUDA device")
     known = x.dtype in _TYPES or (x.is_cpu and x.dtype == torch.float64)
-    for name, t in there.items():
+    for name, t in tensors.items():
         if not known or t.dtype != x.dtype:
             raise DtypeError(
                 f"{name} has another type",
@@ -361,13 +353,13 @@ def batched(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     >>> batched(torch.ones(2, 3, 4), torch.ones(2, 5, 4)).shape
     torch.Size([2, 3, 5])
     """
+    check_operands(x=x, weight=weight)
     if x.dim() != 3 or weight.dim() != 3 or x.shape[::2] != weight.shape[::2]:
         raise ShapeError(
             "x and weight do not meet",
             got=f"{tuple(x.shape)} and {tuple(weight.shape)}",
             expected="(batch, M, K) and (batch, N, K)",
         )
-    _check_types(x=x, weight=weight)
     (batch, m, k), n = x.shape, weight.shape[1]
     if not batch * m * n or not k:
         return x.new_zeros(batch, m, n)

@@ -17,7 +17,6 @@ from ._runtime import power_of_2, run
 from .invariant_cublas import plainly, route
 from .invariant_matmul import (
     _one,
-    by_torch,
     differentiable,
     is_traced,
     matmul,
@@ -299,17 +298,10 @@ def _eps_of(module: Any, x: torch.Tensor) -> float:
 
 def _rms_norm(self: Any, x: torch.Tensor) -> torch.Tensor:
     weight, eps, kind = self.weight, _eps_of(self, x), self._roundoff_kind
-    if is_traced(x):
+    if is_traced(x) or torch.is_grad_enabled():
         made: torch.Tensor = _rms_norm_op(x, weight, eps, kind)
         return made
-    if not torch.is_grad_enabled() or not (x.requires_grad or weight.requires_grad):
-        return _rms_formula(x, weight, eps, kind)
-    # The gradients are torch's, and do not read this result. Its values are ours.
-    with by_torch(x):
-        y = _rms_norm_of_torch(x, weight, eps, kind)
-    with torch.no_grad():
-        y.copy_(_rms_formula(x, weight, eps, kind))
-    return y
+    return _rms_formula(x, weight, eps, kind)
 
 
 def _kind_of(module: torch.nn.Module) -> str | None:

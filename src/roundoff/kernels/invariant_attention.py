@@ -123,7 +123,8 @@ def attention(
     ArgumentError
         Tensors on different devices, or a `causal` that is neither True nor False.
     UnsupportedError
-        A mask with gaps between the keys that a query sees.
+        A mask with gaps between the keys that a query sees. In compiled code and in the recording
+        of a CUDA graph, where nothing can be asked, such a query gets NaN.
 
     References
     ----------
@@ -146,8 +147,6 @@ def attention(
     keys = k.shape[2]
     scale = q.shape[3] ** -0.5 if scale is None else scale
     if mask is not None:
-        if torch.compiler.is_compiling():  # whether a mask has gaps decides what is computed
-            return _differentiable_masked(q, k, v, mask, scale)
         seen = seen_by_mask(mask, batch, queries, keys)
     else:
         seen = seen_by_position(batch, queries, keys, q.device, causal)
@@ -183,7 +182,10 @@ def _constant(
     return first, ends.clamp(min=0).expand(batch, -1).contiguous()
 
 
-def _capturing(device: torch.device) -> bool:
+def _recorded(device: torch.device) -> bool:
+    """Whether operators are only written down, so that no value can be asked or kept."""
+    if torch.compiler.is_compiling():
+        return True
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
@@ -200,8 +202,7 @@ def seen_by_position(
     tensor([[4, 5]], dtype=torch.int32)
     """
     # In a capture the cache would keep memory of the graph, unwritten before its replay.
-    fresh = torch.compiler.is_compiling() or _capturing(device)
-    make = _constant.__wrapped__ if fresh else _constant
+    make = _constant.__wrapped__ if _recorded(device) else _constant
     with torch.inference_mode(False):
         return Seen(*make(batch, queries, keys, device, causal))
 
@@ -220,7 +221,7 @@ def seen_by_mask(mask: torch.Tensor, batch: int, queries: int, keys: int) -> See
     (tensor([[1]], dtype=torch.int32), tensor([[3]], dtype=torch.int32))
     """
     check_tensor(mask, "mask")
-    if _capturing(mask.device) or mask.is_inference():
+    if _recorded(mask.device) or mask.is_inference():
         return _read(mask, batch, queries, keys)
     state = mask._version, batch, queries, keys
     known, seen = getattr(mask, "_seen", (None, None))
@@ -231,24 +232,7 @@ def seen_by_mask(mask: torch.Tensor, batch: int, queries: int, keys: int) -> See
 
 
 def _read(mask: torch.Tensor, batch: int, queries: int, keys: int) -> Seen:
-    """A mask with gaps is refused; in a capture, where nothing can be asked, its row gets NaN."""
-    whole = _by_query(mask, batch, queries, keys)
-    if not whole.numel():
-        none = torch.zeros(batch, queries, dtype=torch.int32, device=mask.device)
-        return Seen(none, none)
-    seen = _ranges_by_kernel(whole) if mask.is_cuda else _ranges(whole)
-    if not _capturing(mask.device) and int(seen.last.min()) < 0:
-        raise UnsupportedError(
-            "the keys that a query sees have gaps",
-            got=f"a mask {tuple(mask.shape)}",
-            expected="a stretch of the keys",
-            hint="padding on the left of the prompts",
-        )
-    return seen
-
-
-def _by_query(mask: torch.Tensor, batch: int, queries: int, keys: int) -> torch.Tensor:
-    """A mask as booleans (batch, queries, keys)."""
+    """A mask with gaps is refused; where nothing can be asked, such a row ends at -1."""
     one = mask[:, :1] if mask.dim() == 4 and not mask.stride(1) else mask  # expanded over heads
     try:
         whole = one.expand(batch, 1, queries, keys)[:, 0]
@@ -261,24 +245,21 @@ def _by_query(mask: torch.Tensor, batch: int, queries: int, keys: int) -> torch.
         ) from error
     if mask.dtype != torch.bool:
         raise DtypeError("mask", got=str(mask.dtype), expected="bool")
-    return whole
-
-
-def _ranges(mask: torch.Tensor) -> Seen:
-    """What the kernel ``ranges`` finds in a mask (batch, queries, keys)."""
-    count = mask.sum(-1)
-    first = torch.where(count > 0, mask.to(torch.uint8).argmax(-1), 0)
-    last = torch.where(count > 0, mask.shape[-1] - mask.flip(-1).to(torch.uint8).argmax(-1), 0)
-    last = last.masked_fill(last - first > count, -1)
-    return Seen(first.to(torch.int32), last.to(torch.int32))
-
-
-def _ranges_by_kernel(mask: torch.Tensor) -> Seen:
-    batch, queries, keys = mask.shape
-    made = Seen(*(mask.new_empty(batch, queries, dtype=torch.int32) for _ in range(2)))
-    sizes = (queries, keys, *mask.stride())
-    run(kernels.ranges, (queries, batch), mask.view(torch.uint8), *made, *sizes)
-    return made
+    if not whole.numel():
+        none = torch.zeros(batch, queries, dtype=torch.int32, device=mask.device)
+        return Seen(none, none)
+    place = torch.arange(keys, dtype=torch.int32, device=mask.device)
+    last = torch.where(whole, place + 1, 0).amax(-1)
+    first = torch.minimum(torch.where(whole, place, keys).amin(-1), last)
+    last = torch.where(last - first > whole.sum(-1), -1, last)
+    if not _recorded(mask.device) and int(last.min()) < 0:
+        raise UnsupportedError(
+            "the keys that a query sees have gaps",
+            got=f"a mask {tuple(mask.shape)}",
+            expected="a stretch of the keys",
+            hint="padding on the left of the prompts",
+        )
+    return Seen(first, last)
 
 
 # The computation. -----------------------------------------------------------------------------
@@ -350,6 +331,7 @@ def _by_torch(
                 made[at] = _sequence(
                     rows[at], keys[anchor:], values[anchor:], hi[at] - anchor, scale
                 )
+            made[hi < 0] = torch.nan  # refused
             out[b, own] = made.view(queries, share, head).transpose(0, 1).to(q.dtype)
     return out
 
@@ -499,24 +481,17 @@ def _attention_of_torch(
 # With gradients; an opaque operator under torch.compile. ----------------------------------------
 
 
-def _of_torch_by_ranges(
+def _attention_by_ranges(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: Any, last: Any, scale: float
 ) -> torch.Tensor:
     return _attention_of_torch(q, k, v, _visible(Seen(first, last), k.shape[2]), scale)
-
-
-def _of_torch_by_mask(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float
-) -> torch.Tensor:
-    visible = _by_query(mask, q.shape[0], q.shape[2], k.shape[2])
-    return _attention_of_torch(q, k, v, visible, scale)
 
 
 def _empty(q: torch.Tensor, *_: Any) -> torch.Tensor:
     return q.new_empty(q.shape)
 
 
-@opaque("invariant_attention", _of_torch_by_ranges, _empty)
+@opaque("invariant_attention", _attention_by_ranges, _empty)
 def _differentiable(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -526,11 +501,3 @@ def _differentiable(
     scale: float,
 ) -> torch.Tensor:
     return attend(q, k, v, Seen(first, last), scale)
-
-
-@opaque("invariant_masked_attention", _of_torch_by_mask, _empty)
-def _differentiable_masked(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float
-) -> torch.Tensor:
-    # A compiler's CUDA graph has a pool of memory, which must be free when a run ends.
-    return attend(q, k, v, _read(mask, q.shape[0], q.shape[2], k.shape[2]), scale)

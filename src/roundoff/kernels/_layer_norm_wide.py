@@ -106,35 +106,6 @@ def put_share(
 
 
 @kernel
-def shares_at(SHARES, row, J: tl.constexpr):
-    """The shares of a row, as far as they are there: all are asked for before one is needed."""
-    at = SHARES + (tl.full((), 0, tl.int64) + row) * J
-    bits = ()
-    for j in tl.static_range(J):
-        bits = bits + (tl.load(at + j, volatile=True),)
-    return bits
-
-
-@kernel
-def sums_of(SHARES, bits, row, J: tl.constexpr):
-    """The sums of a row: its shares in the order of the columns, each awaited.
-
-    Both halves of -1 are a NaN that no addition gives: -1 is no share.
-    """
-    at = SHARES + (tl.full((), 0, tl.int64) + row) * J
-    a = 0.0
-    b = 0.0
-    for j in tl.static_range(J):
-        one = bits[j]
-        if COMPILED:
-            while one == -1:
-                one = tl.load(at + j, volatile=True)
-        a += (one & 0xFFFFFFFF).to(tl.int32).to(tl.float32, bitcast=True)
-        b += (one >> 32).to(tl.int32).to(tl.float32, bitcast=True)
-    return a, b
-
-
-@kernel
 def backward_shared(
     X,  # (M, N), rows stride_x apart
     DY,  # (M, N), rows stride_dy apart
@@ -195,11 +166,23 @@ def backward_shared(
             fetch(X + later * stride_x + line)
             fetch(DY + later * stride_dy + line)
         if FINISH:
-            bits = shares_at(SHARES, row, J)
+            shares_at, bits = SHARES + wide * J, ()
+            for j in tl.static_range(J):  # all are asked for before one is needed
+                bits = bits + (tl.load(shares_at + j, volatile=True),)
         x, dy, mean, rstd = held[0]
         held = held + (taken(X, DY, STATS, ahead, *layout, P, K, CENTRED),)
         if FINISH:
-            a, b = sums_of(SHARES, bits, row, J)
+            # The sums of the row: its shares in the order of the columns, each awaited. Both halves
+            # of -1 are a NaN that no addition gives: -1 is no share.
+            a = 0.0
+            b = 0.0
+            for j in tl.static_range(J):
+                one = bits[j]
+                if COMPILED:
+                    while one == -1:
+                        one = tl.load(shares_at + j, volatile=True)
+                a += (one & 0xFFFFFFFF).to(tl.int32).to(tl.float32, bitcast=True)
+                b += (one >> 32).to(tl.int32).to(tl.float32, bitcast=True)
             c1 = a / N * rstd
             c2 = b / N * rstd
         if FINISH and row < M:  # always, as in ``backward``

@@ -20,8 +20,6 @@ __all__ = ["TILES", "Tile", "batched", "matmul", "tile_for"]
 
 _SHORT = (torch.bfloat16, torch.float16)
 _TYPES = (*_SHORT, torch.float32)
-_MOST = 2**31 - 1  # Triton takes a larger number as another type
-_MOST_PRODUCTS = 65535  # in a grid's second direction
 #: Values of K in a chain of float32, and chains in a sum: part of the definition of its bits.
 _CHAIN = 16
 
@@ -379,10 +377,6 @@ def _by_kernel(
 ) -> torch.Tensor:
     """Products of (batch, M, K) and (batch, N, K) by the Triton kernel."""
     (batch, m, k), n = x.shape, weight.shape[1]
-    if max(m, n, k) > _MOST or batch > _MOST_PRODUCTS:
-        raise ShapeError(
-            "too large", got=(batch, m, n, k), expected=f"at most {_MOST_PRODUCTS} × {_MOST}"
-        )
     y = x.new_empty(batch, m, n)
     index = x.get_device()
     tile = tile or tile_for(_upward(m), n, k, x.element_size(), multiprocessors(index))

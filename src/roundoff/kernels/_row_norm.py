@@ -43,7 +43,6 @@ Optional = torch.Tensor | None
 
 
 def check(
-    centred: bool,
     shape: tuple[Any, ...],
     eps: Any,
     x: Tensor,
@@ -51,10 +50,8 @@ def check(
     bias: Optional,
 ) -> None:
     """Raise for arguments that do not fit."""
-    given = {"x": x}
-    for name, parameter in {"weight": weight, "bias": bias}.items():
-        if parameter is not None:
-            given[name] = parameter
+    given = {"x": x, "weight": weight, "bias": bias}
+    given = {name: t for name, t in given.items() if name == "x" or t is not None}
     for name, t in given.items():
         check_tensor(t, name)
     if not all(isinstance(n, int) for n in shape):
@@ -72,14 +69,13 @@ def check(
             got=tuple(x.shape),
             expected=f"rows of 1 to {_WIDEST} elements, at most {_MOST} of them",
         )
-    function = "layer_norm" if centred else "rms_norm"
     for name, t in given.items():
         if t.dtype not in _DTYPES:
             raise DtypeError(
-                f"{name} has a type that {function} does not take",
+                f"{name} has a type that is not taken",
                 got=str(t.dtype),
                 expected="float16, bfloat16 or float32",
-                hint=f"torch.nn.functional.{function} for float64",
+                hint="torch.nn.functional has both norms for float64",
             )
         if name != "x" and tuple(t.shape) != shape:
             raise ShapeError(f"{name} has another shape", got=tuple(t.shape), expected=f"{shape}")
@@ -136,7 +132,7 @@ class Case:
         weight: Optional,
         bias: Optional,
     ) -> None:
-        check(centred, shape, eps, x, weight, bias)
+        check(shape, eps, x, weight, bias)
         self.centred, self.shape, self.columns = centred, shape, math.prod(shape)
         self.x_shape, self.dtype, self.device = x.shape, x.dtype, x.device
         self.index, self.plain = x.get_device(), x.is_contiguous()
@@ -225,7 +221,7 @@ def case_of(
         )
         case = _cases.get(key)
     except (AttributeError, TypeError):
-        check(centred, shape, eps, x, weight, bias)
+        check(shape, eps, x, weight, bias)
         raise
     if case is None:
         case = Case(centred, shape, eps, x, weight, bias)
@@ -368,7 +364,7 @@ def norm(
     else:
         shape = (normalized_shape,)
     if torch.compiler.is_compiling():
-        check(centred, shape, eps, x, weight, bias)
+        check(shape, eps, x, weight, bias)
         rows = x.reshape(-1, math.prod(shape))
         flat = [None if t is None else t.reshape(-1) for t in (weight, bias)]
         return _forward_op(rows, *flat, eps, centred)[0].view(x.shape)

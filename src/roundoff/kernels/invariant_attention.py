@@ -314,25 +314,24 @@ def _by_torch(
 ) -> torch.Tensor:
     """The definition, in float32 (float64 in float64), a group of heads at a time."""
     settle_mkl()
-    batch, heads, queries, head = q.shape
+    batch, heads, _, head = q.shape
     groups = k.shape[1]
     share = heads // groups
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    first, last = (t.long() for t in seen)
+    out = torch.zeros_like(q, memory_format=torch.contiguous_format)
+    out.masked_fill_((last < 0)[:, None, :, None], torch.nan)  # refused
     for b in range(batch):
-        lo, hi = (t[b].repeat_interleave(share).long() for t in seen)
-        for g in range(groups):
-            own = slice(g * share, (g + 1) * share)
-            rows = q[b, own].transpose(0, 1).reshape(-1, head).to(wide)
-            keys, values = (t[b, g].to(wide) for t in (k, v))
-            made = torch.zeros_like(rows)
-            for anchor in sorted(set(lo[lo < hi].tolist())):
-                at = ((lo == anchor) & (lo < hi)).nonzero()[:, 0]
-                made[at] = _sequence(
-                    rows[at], keys[anchor:], values[anchor:], hi[at] - anchor, scale
-                )
-            made[hi < 0] = torch.nan  # refused
-            out[b, own] = made.view(queries, share, head).transpose(0, 1).to(q.dtype)
+        sees = first[b] < last[b]
+        for anchor in first[b][sees].unique().tolist():
+            at = (sees & (first[b] == anchor)).nonzero()[:, 0]
+            ends = (last[b, at] - anchor).repeat(share)
+            for g in range(groups):
+                own = out[b, g * share : (g + 1) * share]
+                rows = q[b, g * share : (g + 1) * share, at].reshape(-1, head).to(wide)
+                keys, values = (t[b, g, anchor:].to(wide) for t in (k, v))
+                made = _sequence(rows, keys, values, ends, scale)
+                own[:, at] = made.view(share, -1, head).to(q.dtype)
     return out
 
 

@@ -18,8 +18,7 @@ from .invariant_cublas import cancelling, route
 
 __all__ = ["TILES", "Tile", "batched", "matmul", "tile_for"]
 
-_SHORT = (torch.bfloat16, torch.float16)
-_TYPES = (*_SHORT, torch.float32)
+_TYPES = (torch.bfloat16, torch.float16, torch.float32)
 #: Values of K in a chain of float32, and chains in a sum: part of the definition of its bits.
 _CHAIN = 16
 
@@ -418,16 +417,10 @@ def _on_cpu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) ->
     (m, k), n = x.shape, weight.shape[0]
     weight = _aligned(weight)
     small, large = _cpu_rows(n, k, x.dtype, bias is not None, torch.get_num_threads())
-    y = x.new_empty(m, n)
-    start = 0
-    while start < m:
-        rows = large if m - start >= large else small
-        piece = x[start : start + rows]
-        if len(piece) < rows:
-            piece = torch.cat([piece, piece.new_zeros(rows - len(piece), k)])
-        y[start : start + rows] = _fixed(_aligned(piece), weight, bias)[: m - start]
-        start += rows
-    return y
+    whole = m // large * large
+    rest = torch.nn.functional.pad(x[whole:], (0, 0, 0, -(m - whole) % small))
+    pieces = (*x[:whole].split(large), *rest.split(small))
+    return torch.cat([_fixed(_aligned(piece), weight, bias) for piece in pieces if len(piece)])[:m]
 
 
 def _fixed(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -448,7 +441,7 @@ def _cpu_rows(n: int, k: int, dtype: torch.dtype, bias: bool, threads: int) -> t
     A row's bits must not depend on its place in the product. Libraries keep to that in our
     experience; where one does not, rows are computed one by one.
     """
-    small = 8 if dtype in _SHORT else 16
+    small = 8 if dtype.itemsize == 2 else 16
     x, weight = cancelling(torch.empty(_LARGE, k, dtype=dtype), torch.empty(n, k, dtype=dtype))
     b = torch.randn(n, generator=torch.Generator().manual_seed(1)).to(dtype) if bias else None
 

@@ -128,7 +128,6 @@ def backward_shared(
     HOLD: tl.constexpr,
     CENTRED: tl.constexpr,
     HAS_W: tl.constexpr,
-    PARTIALS: tl.constexpr,
     FINISH: tl.constexpr,  # else shares alone are written
 ):
     """As ``backward``, of K P columns; which rows a partial sum has depends on `parts` alone."""
@@ -146,10 +145,9 @@ def backward_shared(
     dw = ()
     db = ()
     for _ in tl.static_range(K):
-        if PARTIALS:
-            dw = dw + (tl.full((1, P), 0.0, tl.float32),)
-            if CENTRED:
-                db = db + (tl.full((1, P), 0.0, tl.float32),)
+        dw = dw + (tl.full((1, P), 0.0, tl.float32),)
+        if CENTRED:
+            db = db + (tl.full((1, P), 0.0, tl.float32),)
     # Rows whose shares are there, and which wait for those of others.
     held = ()
     for i in tl.static_range(DEPTH):
@@ -196,10 +194,9 @@ def backward_shared(
                 if HAS_W:
                     w = weight[k] if HOLD else columns_at(W, k, P, cols, N)
                     wg = g * same_bits(w, zero, OPAQUE and HOLD).to(tl.float32)
-                if PARTIALS:
-                    next_dw = next_dw + (dw[k] + g * xhat,)
-                    if CENTRED:
-                        next_db = next_db + (db[k] + g,)
+                next_dw = next_dw + (dw[k] + g * xhat,)
+                if CENTRED:
+                    next_db = next_db + (db[k] + g,)
                 dx = ((wg * rstd - c2) if CENTRED else wg * rstd) - xhat * c1
                 dx_at = DX + (wide * N + cols) + k * P
                 tl.store(dx_at, dx.to(DX.dtype.element_ty), mask=cols + k * P < N)
@@ -208,7 +205,7 @@ def backward_shared(
         if ahead < M:
             put_share(held[DEPTH], ahead, weight, *there, J, P, K, HOLD, HAS_W, FUSED, CENTRED)
         held = held[1:]
-    if PARTIALS and FINISH:
+    if FINISH:
         flat = share * (K * P) + tl.arange(0, P)
         for k in tl.static_range(K):
             mask = flat + k * P < N

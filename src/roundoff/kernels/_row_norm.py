@@ -181,17 +181,16 @@ class Case:
         rows: Tensor,
         weight: Optional,
         stats: Tensor,
-        sums: bool,
         tiling: Tiling | None = None,
     ) -> tuple[Tensor, Optional, Optional]:
-        """dx, and with `sums` dw and db, in the shapes of x, weight and bias; None of None."""
+        """dx, dw and db, in the shapes of x, weight and bias; None of None."""
         contiguous = dy.is_contiguous() and rows.is_contiguous()
         if not contiguous:
             dy, rows = _rows(dy, self.columns), _rows(rows, self.columns)
-        key = (dy.dtype, sums, contiguous or (dy.stride(), rows.stride()), tiling)
+        key = (dy.dtype, contiguous or (dy.stride(), rows.stride()), tiling)
         call = self.gradients.get(key)
         if call is None:
-            call = self.gradients[key] = Backward(self, dy, rows, sums, tiling)
+            call = self.gradients[key] = Backward(self, dy, rows, tiling)
         return call(dy, rows, weight, stats)
 
 
@@ -234,16 +233,14 @@ def case_of(
 class Backward:
     """dx, dweight and dbias for rows of one kind: allocations, first and second stage."""
 
-    def __init__(
-        self, case: Case, dy: Tensor, rows: Tensor, sums: bool, tiling: Tiling | None
-    ) -> None:
+    def __init__(self, case: Case, dy: Tensor, rows: Tensor, tiling: Tiling | None) -> None:
         n, m, index, centred = case.columns, case.m, case.index, case.centred
         tiling = tiling or backward_tiling(n, case.dtype.itemsize)
         if index >= 0 and tiling.shares > tiling.per_sm * multiprocessors(index):
             tiling = CHUNKS  # not all the programs that share a row can run at the same time
         tiles = -(-m // tiling.rows)
         count = max(1, tiling.programs(tiles, index))
-        self.centred, self.sums, self.given = centred, sums, [t is not None for t in case.types]
+        self.centred, self.given = centred, [t is not None for t in case.types]
         self.dx = _empty(case.x_shape, case.dtype, case.device)
         self.part = _empty((1 + centred, count, n), torch.float32, case.device)
         # Where the kernel adds two and there is one parameter, the other needs a place.
@@ -252,11 +249,11 @@ class Backward:
         self.add: Launch | None = None
         self.shares: Callable[[], Tensor] | None = None
         sizes = (m, n, _stride(rows, n), _stride(dy, n))
-        flags = (centred, case.types[0] is not None, sums)
+        flags = (centred, case.types[0] is not None)
         options, grid, turns = _limited(tiling), (count, 1), [()]
         numbers: tuple[Any, ...]
         if not tiling.pieces:
-            add = (*sizes, 4096, *flags[:2])
+            add = (*sizes, 4096, *flags)
             self.add = Launch(kernels.backward_sums, index, (m, 1), add, num_warps=16)
             function, grid = kernels.backward_wide, (count, -(-n // tiling.piece))
             numbers = (*sizes, tiles, tiling.rows, tiling.piece)
@@ -291,7 +288,7 @@ class Backward:
     ) -> tuple[Tensor, Optional, Optional]:
         dx = self.dx()
         w = rows if weight is None else weight.contiguous()
-        part = self.part() if self.sums else stats
+        part = self.part()
         more: tuple[Tensor, ...] = ()
         if self.add is not None:
             more = (torch.empty_like(stats),)
@@ -300,8 +297,6 @@ class Backward:
             more = (self.shares().fill_(-1),)  # no share yet
         for launch in self.first:
             launch(rows, dy, w, stats, dx, part, *more)
-        if not self.sums:
-            return dx, None, None
         dw = self.dw()
         db = self.db() if self.centred else dw
         self.second(part, dw, db)
@@ -329,8 +324,7 @@ class Normalised(torch.autograd.Function):
 
 def _gradients(ctx: Any, dy: Tensor) -> Any:
     rows, weight, stats = ctx.saved_tensors
-    _, needs_dw, needs_db, _ = ctx.needs_input_grad
-    return *ctx.case.backward(dy, rows, weight, stats, needs_dw or needs_db), None
+    return *ctx.case.backward(dy, rows, weight, stats), None
 
 
 _refusing = torch.autograd.function.once_differentiable(_gradients)
@@ -394,12 +388,11 @@ def gradients_of(
     bias: Optional,
     stats: Tensor,
     *,
-    sums: bool = True,
     tiling: Tiling | None = None,
 ) -> tuple[Tensor, Optional, Optional]:
     """dx of x (M, N), dweight and dbias (N,) from the statistics of :func:`forward_of`."""
     case = case_of(len(stats) == 2, (x.shape[1],), 0.0, x, weight, bias)
-    return case.backward(dy, x, weight, stats, sums, tiling)
+    return case.backward(dy, x, weight, stats, tiling)
 
 
 # Under torch.compile the kernels are two opaque operators with known output shapes.
@@ -429,17 +422,16 @@ def _backward_op(
     weight: torch.Tensor | None,
     bias: torch.Tensor | None,
     stats: torch.Tensor,
-    sums: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    results = gradients_of(dy, x, weight, bias, stats, sums=sums)
+    results = gradients_of(dy, x, weight, bias, stats)
     none = [x.new_empty(0) if r is None else r for r in results]
     return none[0], none[1], none[2]
 
 
 @_backward_op.register_fake
-def _(dy: Any, x: Any, weight: Any, bias: Any, stats: Any, sums: bool) -> Any:
+def _(dy: Any, x: Any, weight: Any, bias: Any, stats: Any) -> Any:
     dw, db = (
-        x.new_empty(0) if t is None or not sums else x.new_empty(x.shape[1], dtype=t.dtype)
+        x.new_empty(0) if t is None else x.new_empty(x.shape[1], dtype=t.dtype)
         for t in (weight, bias)
     )
     return x.new_empty(x.shape), dw, db
@@ -452,10 +444,8 @@ def _setup(ctx: Any, inputs: Any, output: Any) -> None:
 
 def _op_gradients(ctx: Any, dy: Any, dstats: Any) -> Any:
     x, weight, bias, stats = ctx.saved_tensors
-    sums = any(ctx.needs_input_grad[1:3])
-    dx, dw, db = _backward_op(dy, x, weight, bias, stats, sums)
-    dw = None if weight is None or not sums else dw
-    db = None if bias is None or not sums else db
+    dx, dw, db = _backward_op(dy, x, weight, bias, stats)
+    dw, db = None if weight is None else dw, None if bias is None else db
     return dx, dw, db, None, None
 
 

@@ -335,7 +335,7 @@ def test_a_direct_launch_passes_what_tritons_own_launcher_passes():
     class Compiled:
         run, function, packed_metadata = Run(), "function", ("metadata",)
 
-    runtime._launcher(Compiled, ("a", None))(2, 3, 7, [10, 11, 12])
+    runtime._launcher(Compiled, (2, 3), (12, "a", None))(7, [10, 11])
     Compiled.run(2, 3, 1, 7, "function", ("metadata",), None, None, None, 10, 11, 12, "a", None)
     assert passed[0] == passed[1]
 

@@ -272,7 +272,6 @@ def backward(
     PDL: tl.constexpr,  # the second stage may be launched before this one ends
     CENTRED: tl.constexpr,
     HAS_W: tl.constexpr,
-    PARTIALS: tl.constexpr,
 ):
     """dx of every tile, and this program's share of dweight and dbias.
 
@@ -291,10 +290,9 @@ def backward(
     db = ()
     in_registers = ()
     for k in tl.static_range(K):
-        if PARTIALS:
-            dw = dw + (tl.full((1 if SHARED else R, P), 0.0, ACC),)
-            if CENTRED:
-                db = db + (tl.full((1 if SHARED else R, P), 0.0, ACC),)
+        dw = dw + (tl.full((1 if SHARED else R, P), 0.0, ACC),)
+        if CENTRED:
+            db = db + (tl.full((1 if SHARED else R, P), 0.0, ACC),)
         if HAS_W and HOLD:
             in_registers = in_registers + (columns_of(W, k, K, P, cols, last),)
     if PDL:
@@ -350,28 +348,26 @@ def backward(
                 wg = g
                 if HAS_W:
                     wg = g * same_bits(weight[k], zero, OPAQUE and not HOLD).to(ACC)
-                if PARTIALS:
-                    if SHARED:
-                        next_dw = next_dw + (dw[k] + sum_along(g * xhat, 0)[None, :],)
-                        if CENTRED:
-                            next_db = next_db + (db[k] + sum_along(g, 0)[None, :],)
-                    else:
-                        next_dw = next_dw + (dw[k] + g * xhat,)
-                        if CENTRED:
-                            next_db = next_db + (db[k] + g,)
+                if SHARED:
+                    next_dw = next_dw + (dw[k] + sum_along(g * xhat, 0)[None, :],)
+                    if CENTRED:
+                        next_db = next_db + (db[k] + sum_along(g, 0)[None, :],)
+                else:
+                    next_dw = next_dw + (dw[k] + g * xhat,)
+                    if CENTRED:
+                        next_db = next_db + (db[k] + g,)
                 dx = ((wg * rstd - c2) if CENTRED else wg * rstd) - xhat * c1
                 mask = here & last if k == K - 1 else here
                 tl.store(dx_at + k * P, dx.to(DX.dtype.element_ty), mask=mask)
             dw = next_dw
             db = next_db
-    if PARTIALS:
-        flat = tl.arange(0, P)
-        for k in tl.static_range(K):
-            mask = k * P + flat < N
-            at = PART + program.to(tl.int64) * N + k * P + flat
-            tl.store(at, sum_along(dw[k], 0), mask=mask)
-            if CENTRED:
-                tl.store(at + programs.to(tl.int64) * N, sum_along(db[k], 0), mask=mask)
+    flat = tl.arange(0, P)
+    for k in tl.static_range(K):
+        mask = k * P + flat < N
+        at = PART + program.to(tl.int64) * N + k * P + flat
+        tl.store(at, sum_along(dw[k], 0), mask=mask)
+        if CENTRED:
+            tl.store(at + programs.to(tl.int64) * N, sum_along(db[k], 0), mask=mask)
 
 
 @kernel
@@ -430,7 +426,6 @@ def backward_wide(
     P: tl.constexpr,
     CENTRED: tl.constexpr,
     HAS_W: tl.constexpr,
-    PARTIALS: tl.constexpr,
 ):
     """dx and partial sums of P columns from the sums of the rows: x and dy are read again."""
     program = tl.program_id(0)
@@ -449,19 +444,17 @@ def backward_wide(
         c2 = tl.load(SUMS + M + rows, mask=rows < M, other=0.0)[:, None] if CENTRED else 0.0
         x = tl.load(X + wide * stride_x + cols, mask=mask, other=0.0).to(ACC)
         g = tl.load(DY + wide * stride_dy + cols, mask=mask, other=0.0).to(ACC)
-        if PARTIALS:
-            dw += (x - mean) * (g * rstd)
-            db += g
+        dw += (x - mean) * (g * rstd)
+        db += g
         if HAS_W:
             g = g * tl.load(W + cols, mask=inside, other=0.0).to(ACC)
         dx = g * rstd - ((x - mean) * c1 + c2)
         tl.store(DX + wide * N + cols, dx.to(DX.dtype.element_ty), mask=mask)
-    if PARTIALS:
-        flat = tl.program_id(1) * P + tl.arange(0, P)
-        at = PART + program.to(tl.int64) * N + flat
-        tl.store(at, sum_along(dw, 0), mask=flat < N)
-        if CENTRED:
-            tl.store(at + programs.to(tl.int64) * N, sum_along(db, 0), mask=flat < N)
+    flat = tl.program_id(1) * P + tl.arange(0, P)
+    at = PART + program.to(tl.int64) * N + flat
+    tl.store(at, sum_along(dw, 0), mask=flat < N)
+    if CENTRED:
+        tl.store(at + programs.to(tl.int64) * N, sum_along(db, 0), mask=flat < N)
 
 
 @kernel

@@ -106,35 +106,6 @@ def put_share(
 
 
 @kernel
-def shares_at(SHARES, row, J: tl.constexpr):
-    """The shares of a row, as far as they are there: all are asked for before one is needed."""
-    at = SHARES + (tl.full((), 0, tl.int64) + row) * J
-    bits = ()
-    for j in tl.static_range(J):
-        bits = bits + (tl.load(at + j, volatile=True),)
-    return bits
-
-
-@kernel
-def sums_of(SHARES, bits, row, J: tl.constexpr):
-    """The sums of a row: its shares in the order of the columns, each awaited.
-
-    Both halves of -1 are a NaN that no addition gives: -1 is no share.
-    """
-    at = SHARES + (tl.full((), 0, tl.int64) + row) * J
-    a = 0.0
-    b = 0.0
-    for j in tl.static_range(J):
-        one = bits[j]
-        if COMPILED:
-            while one == -1:
-                one = tl.load(at + j, volatile=True)
-        a += (one & 0xFFFFFFFF).to(tl.int32).to(tl.float32, bitcast=True)
-        b += (one >> 32).to(tl.int32).to(tl.float32, bitcast=True)
-    return a, b
-
-
-@kernel
 def backward_shared(
     X,  # (M, N), rows stride_x apart
     DY,  # (M, N), rows stride_dy apart
@@ -157,7 +128,6 @@ def backward_shared(
     HOLD: tl.constexpr,
     CENTRED: tl.constexpr,
     HAS_W: tl.constexpr,
-    PARTIALS: tl.constexpr,
     FINISH: tl.constexpr,  # else shares alone are written
 ):
     """As ``backward``, of K P columns; which rows a partial sum has depends on `parts` alone."""
@@ -175,10 +145,9 @@ def backward_shared(
     dw = ()
     db = ()
     for _ in tl.static_range(K):
-        if PARTIALS:
-            dw = dw + (tl.full((1, P), 0.0, tl.float32),)
-            if CENTRED:
-                db = db + (tl.full((1, P), 0.0, tl.float32),)
+        dw = dw + (tl.full((1, P), 0.0, tl.float32),)
+        if CENTRED:
+            db = db + (tl.full((1, P), 0.0, tl.float32),)
     # Rows whose shares are there, and which wait for those of others.
     held = ()
     for i in tl.static_range(DEPTH):
@@ -195,11 +164,23 @@ def backward_shared(
             fetch(X + later * stride_x + line)
             fetch(DY + later * stride_dy + line)
         if FINISH:
-            bits = shares_at(SHARES, row, J)
+            shares_at, bits = SHARES + wide * J, ()
+            for j in tl.static_range(J):  # all are asked for before one is needed
+                bits = bits + (tl.load(shares_at + j, volatile=True),)
         x, dy, mean, rstd = held[0]
         held = held + (taken(X, DY, STATS, ahead, *layout, P, K, CENTRED),)
         if FINISH:
-            a, b = sums_of(SHARES, bits, row, J)
+            # The sums of the row: its shares in the order of the columns, each awaited. Both halves
+            # of -1 are a NaN that no addition gives: -1 is no share.
+            a = 0.0
+            b = 0.0
+            for j in tl.static_range(J):
+                one = bits[j]
+                if COMPILED:
+                    while one == -1:
+                        one = tl.load(shares_at + j, volatile=True)
+                a += (one & 0xFFFFFFFF).to(tl.int32).to(tl.float32, bitcast=True)
+                b += (one >> 32).to(tl.int32).to(tl.float32, bitcast=True)
             c1 = a / N * rstd
             c2 = b / N * rstd
         if FINISH and row < M:  # always, as in ``backward``
@@ -213,10 +194,9 @@ def backward_shared(
                 if HAS_W:
                     w = weight[k] if HOLD else columns_at(W, k, P, cols, N)
                     wg = g * same_bits(w, zero, OPAQUE and HOLD).to(tl.float32)
-                if PARTIALS:
-                    next_dw = next_dw + (dw[k] + g * xhat,)
-                    if CENTRED:
-                        next_db = next_db + (db[k] + g,)
+                next_dw = next_dw + (dw[k] + g * xhat,)
+                if CENTRED:
+                    next_db = next_db + (db[k] + g,)
                 dx = ((wg * rstd - c2) if CENTRED else wg * rstd) - xhat * c1
                 dx_at = DX + (wide * N + cols) + k * P
                 tl.store(dx_at, dx.to(DX.dtype.element_ty), mask=cols + k * P < N)
@@ -225,7 +205,7 @@ def backward_shared(
         if ahead < M:
             put_share(held[DEPTH], ahead, weight, *there, J, P, K, HOLD, HAS_W, FUSED, CENTRED)
         held = held[1:]
-    if PARTIALS and FINISH:
+    if FINISH:
         flat = share * (K * P) + tl.arange(0, P)
         for k in tl.static_range(K):
             mask = flat + k * P < N

@@ -84,13 +84,12 @@ def _shared(
 
 
 @cache
-def forward_tiling(columns: int, itemsize: int, many: bool = False, rms: bool = False) -> Tiling:
+def forward_tiling(columns: int, itemsize: int, many: bool = False) -> Tiling:
     """Launch parameters of the forward kernel for rows of `columns` elements of `itemsize` bytes.
 
     Measured on an H200 in float16 and float32; bfloat16 goes as float16. With `many`
     rows, more than 8192, some widths do better without a pipeline. Pieces and warps, which fix the
     order of the sums, stay the same: the bits of a row do not depend on how many others there are.
-    RMSNorm does better with larger pieces of some widths.
 
     Examples
     --------
@@ -106,8 +105,6 @@ def forward_tiling(columns: int, itemsize: int, many: bool = False, rms: bool = 
         piece = triton.next_power_of_2(columns)
         return Tiling(max(1, 4096 // itemsize // piece), piece, 1, 1, 1, 0, itemsize == 4)
     if itemsize == 2:
-        if rms and (other := _rms_forward(columns)):
-            return other
         if size <= 2560:
             return _pieces(columns, 2, 512, 2, 3, 6 if size <= 2048 else 4, True)
         if size <= 3072 or (size <= 4096 and not many):
@@ -132,15 +129,6 @@ def forward_tiling(columns: int, itemsize: int, many: bool = False, rms: bool = 
     if size <= 32768:
         return _pieces(columns, 1, 2048, 16 if size <= 24576 else 8)
     return _pieces(columns, 1, 8192, 32, 1, 1)
-
-
-def _rms_forward(columns: int) -> Tiling | None:
-    """Of two-byte types, where RMSNorm has another tiling."""
-    if 14336 < columns <= 16384:
-        return _pieces(columns, 1, 4096, 8)
-    if 28672 < columns <= 32768:
-        return _pieces(columns, 1, 8192, 16)._replace(again=True)
-    return None
 
 
 @cache

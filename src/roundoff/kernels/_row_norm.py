@@ -15,14 +15,21 @@ from functools import cache, partial
 from typing import Any
 
 import torch
-import triton
 
 from ..arguments import check_number
 from ..errors import ArgumentError, DtypeError, ShapeError
 from . import _layer_norm_kernels as kernels
 from . import _layer_norm_wide as wide
 from ._norm_tilings import CHUNKS, Tiling, backward_tiling, forward_tiling, second_stage_tiling
-from ._runtime import check_device, check_tensor, interpreting, launch_of, multiprocessors
+from ._runtime import (
+    Launch,
+    ceil_div,
+    check_device,
+    check_tensor,
+    interpreting,
+    multiprocessors,
+    power_of_2,
+)
 
 __all__ = ["Case", "case_of", "forward_of", "gradients_of", "norm", "normalised"]
 
@@ -36,7 +43,6 @@ Optional = torch.Tensor | None
 
 
 def check(
-    centred: bool,
     shape: tuple[Any, ...],
     eps: Any,
     x: Tensor,
@@ -44,10 +50,8 @@ def check(
     bias: Optional,
 ) -> None:
     """Raise for arguments that do not fit."""
-    given = {"x": x}
-    for name, parameter in {"weight": weight, "bias": bias}.items():
-        if parameter is not None:
-            given[name] = parameter
+    given = {"x": x, "weight": weight, "bias": bias}
+    given = {name: t for name, t in given.items() if name == "x" or t is not None}
     for name, t in given.items():
         check_tensor(t, name)
     if not all(isinstance(n, int) for n in shape):
@@ -65,14 +69,13 @@ def check(
             got=tuple(x.shape),
             expected=f"rows of 1 to {_WIDEST} elements, at most {_MOST} of them",
         )
-    function = "layer_norm" if centred else "rms_norm"
     for name, t in given.items():
         if t.dtype not in _DTYPES:
             raise DtypeError(
-                f"{name} has a type that {function} does not take",
+                f"{name} has a type that is not taken",
                 got=str(t.dtype),
                 expected="float16, bfloat16 or float32",
-                hint=f"torch.nn.functional.{function} for float64",
+                hint="torch.nn.functional has both norms for float64",
             )
         if name != "x" and tuple(t.shape) != shape:
             raise ShapeError(f"{name} has another shape", got=tuple(t.shape), expected=f"{shape}")
@@ -97,19 +100,10 @@ def _stride(rows: Tensor, columns: int) -> int:
     return columns if rows.is_contiguous() else rows.stride(0)
 
 
-def _type(tensor: Optional) -> torch.dtype | None:
-    return None if tensor is None else tensor.dtype
-
-
 @cache
 def _early_launch(index: int) -> bool:
-    """Whether a kernel may be launched before the one it depends on has ended (Hopper on).
-
-    Without a device a kernel is compiled ahead of time, for Hopper.
-    """
-    if interpreting():
-        return False
-    return index < 0 or torch.cuda.get_device_capability(index) >= (9, 0)
+    """Whether a kernel may be launched before the one it depends on has ended (Hopper on)."""
+    return not interpreting() and torch.cuda.get_device_capability(index) >= (9, 0)
 
 
 def _empty(
@@ -138,37 +132,32 @@ class Case:
         weight: Optional,
         bias: Optional,
     ) -> None:
-        check(centred, shape, eps, x, weight, bias)
+        check(shape, eps, x, weight, bias)
         self.centred, self.shape, self.columns = centred, shape, math.prod(shape)
         self.x_shape, self.dtype, self.device = x.shape, x.dtype, x.device
-        self.index = -1 if x.device.index is None else x.device.index
-        self.w_type, self.b_type = _type(weight), _type(bias)
-        self.plain = x.is_contiguous()
-        self.m = m = x.numel() // self.columns
-        self.stats = _empty((1 + centred, m), torch.float32, self.device)
+        self.index, self.plain = x.get_device(), x.is_contiguous()
+        self.types = tuple(None if t is None else t.dtype for t in (weight, bias))
+        self.m = x.numel() // self.columns
+        self.stats = _empty((1 + centred, self.m), torch.float32, self.device)
         self.gradients: dict[Any, Backward] = {}
-        stride = _stride(_rows(x, self.columns), self.columns)
-        many = m > _MANY
-        tiling = forward_tiling(self.columns, x.dtype.itemsize, many, not centred)
-        kind = (self.columns, stride, self.dtype, self.w_type, self.b_type)
+        tiling = forward_tiling(self.columns, x.dtype.itemsize, self.m > _MANY)
         flags = (centred, weight is not None, bias is not None)
-        self.counts: tuple[int, ...] = (m, self.columns, stride)
-        constants: tuple[Any, ...]
+        numbers: tuple[Any, ...]
+        numbers = (self.m, self.columns, _stride(_rows(x, self.columns), self.columns))
         if tiling.pieces:
-            function = kernels.forward
-            constants = (float(eps), *tiling[:3], tiling.stages, tiling.hold, tiling.again, *flags)
-            tiles = -(-m // tiling.rows)
-            self.grid = tiling.programs(tiles, self.index), 1
-            self.counts += (tiles, 0)
+            function, tiles = kernels.forward, -(-self.m // tiling.rows)
+            programs = tiling.programs(tiles, self.index)
+            numbers = (*numbers, tiles, 0, float(eps), *tiling[:3])
+            numbers = (*numbers, tiling.stages, tiling.hold, tiling.again)
         else:
-            function, constants = kernels.forward_wide, (float(eps), tiling.piece, *flags)
-            self.grid = m, 1
+            function, programs = kernels.forward_wide, self.m
+            numbers = (*numbers, float(eps), tiling.piece)
         options: dict[str, Any] = {"num_warps": tiling.warps}
-        if tiling.pieces and self.columns * x.dtype.itemsize >= 32768:
+        if self.columns * x.dtype.itemsize >= 32768:
             # Wide rows take all registers that they may have, and then fewer programs fit.
             options = _limited(tiling)
         self.launches = [
-            launch_of(kind, function, self.index, (*constants, keep), **options)
+            Launch(function, self.index, (programs, 1), (*numbers, *flags, keep), **options)
             for keep in (False, True)
         ]
 
@@ -183,8 +172,7 @@ class Case:
         stats = self.stats() if keep else y
         w = rows if weight is None else weight.contiguous()
         b = rows if bias is None else bias.contiguous()
-        if self.m:
-            self.launches[keep](self.grid, (rows, w, b, y, stats), self.counts)
+        self.launches[keep](rows, w, b, y, stats)
         return y, rows, stats
 
     def backward(
@@ -193,21 +181,17 @@ class Case:
         rows: Tensor,
         weight: Optional,
         stats: Tensor,
-        sums: bool,
         tiling: Tiling | None = None,
     ) -> tuple[Tensor, Optional, Optional]:
-        """dx, and with `sums` dw and db, in the shapes of x, weight and bias; None of None."""
+        """dx, dw and db, in the shapes of x, weight and bias; None of None."""
         contiguous = dy.is_contiguous() and rows.is_contiguous()
         if not contiguous:
             dy, rows = _rows(dy, self.columns), _rows(rows, self.columns)
-        key = (dy.dtype, sums, contiguous or (dy.stride(), rows.stride()), tiling)
+        key = (dy.dtype, contiguous or (dy.stride(), rows.stride()), tiling)
         call = self.gradients.get(key)
         if call is None:
-            call = self.gradients[key] = Backward(self, dy, rows, sums, tiling)
-        dx, dw, db = call(dy, rows, weight, stats)
-        if len(self.shape) > 1:
-            dw, db = (None if t is None else t.view(self.shape) for t in (dw, db))
-        return dx, dw, db
+            call = self.gradients[key] = Backward(self, dy, rows, tiling)
+        return call(dy, rows, weight, stats)
 
 
 _cases: dict[Any, Case] = {}
@@ -236,7 +220,7 @@ def case_of(
         )
         case = _cases.get(key)
     except (AttributeError, TypeError):
-        check(centred, shape, eps, x, weight, bias)
+        check(shape, eps, x, weight, bias)
         raise
     if case is None:
         case = Case(centred, shape, eps, x, weight, bias)
@@ -249,49 +233,37 @@ def case_of(
 class Backward:
     """dx, dweight and dbias for rows of one kind: allocations, first and second stage."""
 
-    def __init__(
-        self, case: Case, dy: Tensor, rows: Tensor, sums: bool, tiling: Tiling | None
-    ) -> None:
+    def __init__(self, case: Case, dy: Tensor, rows: Tensor, tiling: Tiling | None) -> None:
         n, m, index, centred = case.columns, case.m, case.index, case.centred
         tiling = tiling or backward_tiling(n, case.dtype.itemsize)
         if index >= 0 and tiling.shares > tiling.per_sm * multiprocessors(index):
             tiling = CHUNKS  # not all the programs that share a row can run at the same time
-        self.m, self.sums = m, sums
-        self.dx = _empty(case.x_shape, case.dtype, case.device)
-        # Where the kernel adds two and there is one parameter, the other needs a place.
-        either = case.w_type or case.b_type or case.dtype
-        types = (case.w_type or either, case.b_type or either)
-        self.dw, self.db = (_empty((n,), t, case.device) for t in types)
-        self.given = case.w_type is not None, case.b_type is not None
-        self.centred, self.wide, self.shared = centred, not tiling.pieces, tiling.shares > 1
-        if not m:
-            return
         tiles = -(-m // tiling.rows)
-        count = tiling.programs(tiles, index)
-        strides = (_stride(rows, n), _stride(dy, n))
-        kind = (n, *strides, case.dtype, dy.dtype, case.w_type)
+        count = max(1, tiling.programs(tiles, index))
+        self.centred, self.given = centred, [t is not None for t in case.types]
+        self.dx = _empty(case.x_shape, case.dtype, case.device)
         self.part = _empty((1 + centred, count, n), torch.float32, case.device)
-        weighted = case.w_type is not None
-        flags = (centred, weighted, sums)
-        sizes = (m, n, *strides)
-        self.counts: tuple[int, ...] = (*sizes, tiles, 0)
-        self.grid, options = (count, 1), _limited(tiling)
-        constants: tuple[Any, ...]
-        turns: list[tuple[bool, ...]] = [()]
-        if self.wide:
-            add = (4096, centred, weighted)
-            self.add = launch_of(kind, kernels.backward_sums, index, add, num_warps=16)
-            self.add_grid, self.add_counts = (m, 1), sizes
-            self.grid, self.counts = (count, -(-n // tiling.piece)), (*sizes, tiles)
-            function, constants = kernels.backward_wide, (tiling.rows, tiling.piece, *flags)
-            options = {"num_warps": tiling.warps}
-        elif self.shared:
+        # Where the kernel adds two and there is one parameter, the other needs a place.
+        either = case.types[0] or case.types[1] or case.dtype
+        self.dw, self.db = (_empty(case.shape, t or either, case.device) for t in case.types)
+        self.add: Launch | None = None
+        self.shares: Callable[[], Tensor] | None = None
+        sizes = (m, n, _stride(rows, n), _stride(dy, n))
+        flags = (centred, case.types[0] is not None)
+        options, grid, turns = _limited(tiling), (count, 1), [()]
+        numbers: tuple[Any, ...]
+        if not tiling.pieces:
+            add = (*sizes, 4096, *flags)
+            self.add = Launch(kernels.backward_sums, index, (m, 1), add, num_warps=16)
+            function, grid = kernels.backward_wide, (count, -(-n // tiling.piece))
+            numbers = (*sizes, tiles, tiling.rows, tiling.piece)
+        elif tiling.shares > 1:
             self.shares = _empty((m, tiling.shares), torch.int64, case.device)
-            self.grid, self.counts = (count * tiling.shares, 1), (*sizes, count, 0)
-            function, width = wide.backward_shared, tiling.piece * tiling.pieces
-            lines = triton.next_power_of_2(-(-width * case.dtype.itemsize // 128))
-            constants = (*tiling[1:3], tiling.shares, lines, tiling.stages, tiling.hold)
-            constants = (*constants, *flags)
+            function, grid = wide.backward_shared, (count * tiling.shares, 1)
+            width = tiling.piece * tiling.pieces * case.dtype.itemsize
+            lines = power_of_2(ceil_div(width, 128))
+            numbers = (*sizes, count, 0, *tiling[1:3], tiling.shares, lines)
+            numbers = (*numbers, tiling.stages, tiling.hold)
             options["launch_cooperative_grid"] = not interpreting()
             # Where a program cannot wait for another a first launch writes all shares.
             turns = [(False,), (True,)] if interpreting() else [(True,)]
@@ -299,46 +271,36 @@ class Backward:
             # Whether each thread has the same columns in every row of a tile.
             shared = tiling.rows == 1 or tiling.piece * case.dtype.itemsize >= tiling.warps * 512
             function = kernels.backward
-            constants = (*tiling[:3], tiling.stages, tiling.hold, shared)
-            constants = (*constants, _early_launch(index), *flags)
+            numbers = (*sizes, tiles, 0, *tiling[:3], tiling.stages, tiling.hold, shared)
+            numbers = (*numbers, _early_launch(index))
         self.first = [
-            launch_of(kind, function, index, (*constants, *turn), **options) for turn in turns
+            Launch(function, index, grid, (*numbers, *flags, *turn), **options) for turn in turns
         ]
         size, columns = second_stage_tiling(count, n)
         early = _early_launch(index)
         options = {"num_warps": 4} | ({"launch_pdl": True} if early else {})
-        constants = (size, columns, early)
-        self.second = launch_of((n, *types), kernels.second_stage, index, constants, **options)
-        self.second_grid, self.second_counts = (-(-n // columns), 1 + centred), (count, n)
+        grid = (ceil_div(n, columns), 1 + centred)
+        numbers = (count, n, size, columns, early)
+        self.second = Launch(kernels.second_stage, index, grid, numbers, **options)
 
     def __call__(
         self, dy: Tensor, rows: Tensor, weight: Optional, stats: Tensor
     ) -> tuple[Tensor, Optional, Optional]:
         dx = self.dx()
-        made: tuple[Tensor, ...] = ()
-        if self.sums:
-            dw = self.dw()
-            made = dw, self.db() if self.centred else dw
-        if self.m:
-            w = rows if weight is None else weight.contiguous()
-            part = self.part() if self.sums else stats
-            tensors: tuple[Tensor, ...] = (rows, dy, w, stats, dx, part)
-            if self.wide:
-                sums = torch.empty_like(stats)
-                self.add(self.add_grid, (rows, dy, w, stats, sums), self.add_counts)
-                tensors = (*tensors, sums)
-            elif self.shared:
-                tensors = (*tensors, self.shares().fill_(-1))  # no share yet
-            for launch in self.first:
-                launch(self.grid, tensors, self.counts)
-            if self.sums:
-                self.second(self.second_grid, (part, *made), self.second_counts)
-        else:
-            for t in made:
-                t.zero_()
-        if not made:
-            return dx, None, None
-        return dx, made[0] if self.given[0] else None, made[1] if self.given[1] else None
+        w = rows if weight is None else weight.contiguous()
+        part = self.part()
+        more: tuple[Tensor, ...] = ()
+        if self.add is not None:
+            more = (torch.empty_like(stats),)
+            self.add(rows, dy, w, stats, *more)
+        elif self.shares is not None:
+            more = (self.shares().fill_(-1),)  # no share yet
+        for launch in self.first:
+            launch(rows, dy, w, stats, dx, part, *more)
+        dw = self.dw()
+        db = self.db() if self.centred else dw
+        self.second(part, dw, db)
+        return dx, dw if self.given[0] else None, db if self.given[1] else None
 
 
 # --- autograd -------------------------------------------------------------------------------------
@@ -362,8 +324,7 @@ class Normalised(torch.autograd.Function):
 
 def _gradients(ctx: Any, dy: Tensor) -> Any:
     rows, weight, stats = ctx.saved_tensors
-    _, needs_dw, needs_db, _ = ctx.needs_input_grad
-    return *ctx.case.backward(dy, rows, weight, stats, needs_dw or needs_db), None
+    return *ctx.case.backward(dy, rows, weight, stats), None
 
 
 _refusing = torch.autograd.function.once_differentiable(_gradients)
@@ -397,7 +358,7 @@ def norm(
     else:
         shape = (normalized_shape,)
     if torch.compiler.is_compiling():
-        check(centred, shape, eps, x, weight, bias)
+        check(shape, eps, x, weight, bias)
         rows = x.reshape(-1, math.prod(shape))
         flat = [None if t is None else t.reshape(-1) for t in (weight, bias)]
         return _forward_op(rows, *flat, eps, centred)[0].view(x.shape)
@@ -427,12 +388,11 @@ def gradients_of(
     bias: Optional,
     stats: Tensor,
     *,
-    sums: bool = True,
     tiling: Tiling | None = None,
 ) -> tuple[Tensor, Optional, Optional]:
     """dx of x (M, N), dweight and dbias (N,) from the statistics of :func:`forward_of`."""
     case = case_of(len(stats) == 2, (x.shape[1],), 0.0, x, weight, bias)
-    return case.backward(dy, x, weight, stats, sums, tiling)
+    return case.backward(dy, x, weight, stats, tiling)
 
 
 # Under torch.compile the kernels are two opaque operators with known output shapes.
@@ -462,17 +422,16 @@ def _backward_op(
     weight: torch.Tensor | None,
     bias: torch.Tensor | None,
     stats: torch.Tensor,
-    sums: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    results = gradients_of(dy, x, weight, bias, stats, sums=sums)
+    results = gradients_of(dy, x, weight, bias, stats)
     none = [x.new_empty(0) if r is None else r for r in results]
     return none[0], none[1], none[2]
 
 
 @_backward_op.register_fake
-def _(dy: Any, x: Any, weight: Any, bias: Any, stats: Any, sums: bool) -> Any:
+def _(dy: Any, x: Any, weight: Any, bias: Any, stats: Any) -> Any:
     dw, db = (
-        x.new_empty(0) if t is None or not sums else x.new_empty(x.shape[1], dtype=t.dtype)
+        x.new_empty(0) if t is None else x.new_empty(x.shape[1], dtype=t.dtype)
         for t in (weight, bias)
     )
     return x.new_empty(x.shape), dw, db
@@ -485,10 +444,8 @@ def _setup(ctx: Any, inputs: Any, output: Any) -> None:
 
 def _op_gradients(ctx: Any, dy: Any, dstats: Any) -> Any:
     x, weight, bias, stats = ctx.saved_tensors
-    sums = any(ctx.needs_input_grad[1:3])
-    dx, dw, db = _backward_op(dy, x, weight, bias, stats, sums)
-    dw = None if weight is None or not sums else dw
-    db = None if bias is None or not sums else db
+    dx, dw, db = _backward_op(dy, x, weight, bias, stats)
+    dw, db = None if weight is None else dw, None if bias is None else db
     return dx, dw, db, None, None
 
 

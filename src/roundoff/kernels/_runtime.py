@@ -11,7 +11,7 @@ import contextlib
 import inspect
 import os
 from collections.abc import Callable, Iterator
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -40,7 +40,6 @@ __all__ = [
     "check_tensor",
     "interpreting",
     "kernel",
-    "launch_of",
     "max_along",
     "min_along",
     "multiprocessors",
@@ -151,12 +150,11 @@ def min_along(x, axis: tl.constexpr):
 
 
 class Launch:
-    """A kernel and its constants; a call adds the grid, the tensors and the counts.
+    """A kernel with its grid and numbers; a call adds the tensors.
 
     At 1024 columns a kernel takes a few microseconds, and Triton's analysis of its arguments
     several times as long. Here that happens on the first call alone, so one object must serve
-    only arguments that compile alike: the same types, and the same counts but for those that
-    :func:`kernel` does not specialise for.
+    only tensors of the same types.
 
     Parameters
     ----------
@@ -164,49 +162,47 @@ class Launch:
         Made by :func:`kernel`.
     index : int
         The CUDA device, -1 for the CPU.
-    constants : tuple
-        The last arguments.
+    grid : tuple of two int
+        Programs.
+    numbers : tuple
+        The arguments after the tensors, constants last.
     **options
         ``num_warps`` and the like.
     """
 
-    __slots__ = ("_launch", "constants", "function", "index", "options")
+    __slots__ = ("_launch", "function", "grid", "index", "numbers", "options")
 
-    def __init__(self, function: Any, index: int, constants: tuple[Any, ...], **options: Any):
-        self.function, self.index = function, index
-        self.constants, self.options = constants, options
+    def __init__(
+        self,
+        function: Any,
+        index: int,
+        grid: tuple[int, int],
+        numbers: tuple[Any, ...],
+        **options: Any,
+    ):
+        self.function, self.index, self.grid = function, index, grid
+        self.numbers, self.options = numbers, options
         self._launch: Any = None
 
-    def __call__(
-        self, grid: tuple[int, int], tensors: tuple[torch.Tensor, ...], counts: tuple[Any, ...]
-    ) -> None:
+    def __call__(self, *tensors: torch.Tensor) -> None:
         """Launch on the current stream; with unaligned tensors through Triton's own launcher."""
         pointers = [*map(_data_ptr, tensors)]
         bits = 0
         for pointer in pointers:
             bits |= pointer
-        if self._launch is None or bits & 15 or _get_device() != self.index:
-            self._analysed(grid, tensors, counts, bits & 15 == 0)
+        if self._launch is not None and not bits & 15 and _get_device() == self.index:
+            self._launch(_get_stream(self.index), pointers)
             return
-        pointers += counts
-        self._launch(*grid, _get_stream(self.index), pointers)
-
-    def _analysed(
-        self,
-        grid: tuple[int, int],
-        tensors: tuple[torch.Tensor, ...],
-        counts: tuple[Any, ...],
-        aligned: bool,
-    ) -> None:
         with torch.cuda.device(self.index):  # -1: none
-            arguments = (*tensors, *counts, *self.constants)
-            compiled = self.function[grid](*arguments, **self.options)
-        if aligned and compiled is not None:  # the interpreter returns nothing
-            self._launch = _launcher(compiled, self.constants)
+            compiled = self.function[self.grid](*tensors, *self.numbers, **self.options)
+        if not bits & 15 and compiled is not None:  # the interpreter returns nothing
+            self._launch = _launcher(compiled, self.grid, self.numbers)
 
 
-def _launcher(compiled: Any, constants: tuple[Any, ...]) -> Callable[..., None]:
-    """A function of the grid, the stream and the first arguments that launches a compiled kernel.
+def _launcher(
+    compiled: Any, grid: tuple[int, int], numbers: tuple[Any, ...]
+) -> Callable[[int, list[int]], None]:
+    """A function of the stream and the addresses of tensors that launches a compiled kernel.
 
     ``CompiledKernel.run`` is how Triton's own ``CompiledKernel[grid](…)`` launches, without the
     hooks of a profiler. In the versions named here the C function behind it is called directly:
@@ -216,40 +212,29 @@ def _launcher(compiled: Any, constants: tuple[Any, ...]) -> Callable[..., None]:
     run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
     version = triton.__version__.split(".")[:2]
     sizes = [getattr(run, name + "_scratch_size", None) for name in ("global", "profile")]
+    x, y = grid
     fixed: tuple[Any, ...]
     if sizes == [0, 0] and version == ["3", "6"]:
         direct, hooks = run.launch, (None, None, None)
         fixed = (run.launch_cooperative_grid, run.launch_pdl, None, None, metadata, *hooks)
 
-        def launch(x: int, y: int, stream: int, arguments: list[Any]) -> None:
-            direct(x, y, 1, stream, function, *fixed, *arguments, *constants)
+        def launch(stream: int, pointers: list[int]) -> None:
+            direct(x, y, 1, stream, function, *fixed, *pointers, *numbers)
 
     elif sizes == [0, 0] and version == ["3", "7"]:
         direct, hooks = run.launch, (None, None, None)
         fixed = (run.launch_cooperative_grid, run.launch_pdl, metadata, *hooks, None, None)
         fixed = (*fixed, run.arg_annotations, run.kernel_signature)
 
-        def launch(x: int, y: int, stream: int, arguments: list[Any]) -> None:
-            direct(x, y, 1, stream, function, *fixed, (*arguments, *constants))
+        def launch(stream: int, pointers: list[int]) -> None:
+            direct(x, y, 1, stream, function, *fixed, (*pointers, *numbers))
 
     else:
 
-        def launch(x: int, y: int, stream: int, arguments: list[Any]) -> None:
-            run(x, y, 1, stream, function, metadata, None, None, None, *arguments, *constants)
+        def launch(stream: int, pointers: list[int]) -> None:
+            run(x, y, 1, stream, function, metadata, None, None, None, *pointers, *numbers)
 
     return launch
-
-
-@lru_cache(4096)
-def launch_of(
-    kind: tuple[Any, ...],
-    function: Any,
-    index: int,
-    constants: tuple[Any, ...],
-    **options: Any,
-) -> Launch:
-    """The launch of a kernel for arguments of one kind: what compiles alike is analysed once."""
-    return Launch(function, index, constants, **options)
 
 
 _LAUNCHES: dict[Any, Launch] = {}
@@ -264,11 +249,11 @@ def run(function: Any, grid: tuple[int, int], *args: Any, **options: int) -> Non
         count += 1
     tensors, rest, index = args[:count], args[count:], args[0].get_device()
     # By identity: hashing one of Triton's functions takes a lock.
-    key = (id(function), index, rest, *[t.dtype for t in tensors], *options.values())
+    key = (id(function), index, grid, rest, *[t.dtype for t in tensors], *options.values())
     launch = _LAUNCHES.get(key)
     if launch is None:
-        launch = _LAUNCHES[key] = Launch(function, index, (), **options)
-    launch(grid, tensors, rest)
+        launch = _LAUNCHES[key] = Launch(function, index, grid, rest, **options)
+    launch(*tensors)
 
 
 #: What did not fit on a device -> the stages that do.

@@ -80,14 +80,13 @@ def compiled_ahead(cases: Iterable[Compile]) -> list[dict[str, Any]]:
     (True, 0)
     """
     pickled = io.BytesIO()
-    pickler = _Pickler(pickled)
-    pickler.dump(list(cases))
+    _Pickler(pickled).dump(list(cases))
     path = os.pathsep.join(
         filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")))
     )
     child = subprocess.run(  # noqa: S603 - this module, no shell
         [sys.executable, "-c", _CHILD],
-        input=cloudpickle.dumps(pickler.sources) + pickled.getvalue(),
+        input=pickled.getvalue(),
         env=os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
         capture_output=True,
     )
@@ -98,32 +97,26 @@ def compiled_ahead(cases: Iterable[Compile]) -> list[dict[str, Any]]:
 
 
 class _Pickler(cloudpickle.Pickler):
-    """Sends a kernel as its function, and remembers the files that Triton will read it from."""
-
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file)
-        self.sources: dict[str, list[str]] = {}
+    """Sends a kernel as its function, with the lines of the file that Triton will read it from."""
 
     def reducer_override(self, sent: Any) -> Any:
         if isinstance(sent, (triton.JITFunction, InterpretedFunction)):
-            name = sent.fn.__code__.co_filename
-            self.sources[name] = linecache.getlines(name)
-            known = sent.fn.__globals__
-            return _kernel_of, (sent.fn, {n: v for n, v in known.items() if v is tl.constexpr})
+            path, known = sent.fn.__code__.co_filename, sent.fn.__globals__
+            annotations = {n: v for n, v in known.items() if v is tl.constexpr}
+            return _kernel_of, (sent.fn, annotations, path, linecache.getlines(path))
         return super().reducer_override(sent)
 
 
-def _kernel_of(function: Any, annotations: dict[str, Any]) -> Any:
+def _kernel_of(function: Any, annotations: dict[str, Any], path: str, lines: list[str]) -> Any:
     """The kernel of a function that came without the names in its annotations."""
     function.__globals__.update(annotations)
+    linecache.cache[path] = (0, None, lines, path)
     return kernel(function)
 
 
 def _compile_cases() -> None:
     """In a process of its own: compile what the standard input says, print the rows."""
-    for name, lines in pickle.load(sys.stdin.buffer).items():  # noqa: S301 - the caller's own
-        linecache.cache[name] = (0, None, lines, name)
-    cases = pickle.load(sys.stdin.buffer)  # noqa: S301
+    cases = pickle.load(sys.stdin.buffer)  # noqa: S301 - the caller's own
     print(json.dumps([_resources(*case) for case in cases]))
 
 

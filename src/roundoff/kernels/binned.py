@@ -32,15 +32,12 @@ of 32 bits. Each has 64 bits, room for 2**31 parts; a program adds at most twelv
 # mypy: disallow-incomplete-defs=False
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton.language as tl
 
 from roundoff.errors import ArgumentError, DtypeError
 
 from ._runtime import (
-    Launch,
     ceil_div,
     check_device,
     check_tensor,
@@ -48,6 +45,7 @@ from ._runtime import (
     max_along,
     min_along,
     multiprocessors,
+    run,
     sum_along,
 )
 
@@ -329,9 +327,6 @@ def sum_binned(x: torch.Tensor) -> torch.Tensor:
     return _sum(x.contiguous().resolve_neg().view(-1))
 
 
-_LAUNCHES: dict[Any, Launch] = {}
-
-
 def _sum(
     x: torch.Tensor, lanes: int = 1024, unroll: int = 4, power: int = 7, most: int = 4
 ) -> torch.Tensor:
@@ -349,13 +344,16 @@ def _sum(
     programs = max(min(total, most * multiprocessors(index)), ceil_div(total, 2**power // unroll))
     out = torch.empty((), dtype=x.dtype, device=x.device)
     bins = torch.zeros(_BINS.value + 1, dtype=torch.int64, device=x.device)
-    constants = (lanes, unroll, power)
-    key = (index, constants, n >= 2**31)
-    launch = _LAUNCHES.get(key)
-    if launch is None:
-        # More registers of a thread leave fewer threads, and loads, under way at a time.
-        options = {"num_warps": max(lanes // 128, 1), "maxnreg": 64}
-        launch = _LAUNCHES[key] = Launch(_sum_kernel, index, constants, **options)
-    counts = (n, n // (lanes * unroll))
-    launch((programs, 1), (x.view(torch.int32), bins, out.view(torch.int32)), counts)
+    numbers = (n, n // (lanes * unroll), lanes, unroll, power)
+    # More registers of a thread leave fewer threads, and loads, under way at a time.
+    options = {"num_warps": max(lanes // 128, 1), "maxnreg": 64}
+    run(
+        _sum_kernel,
+        (programs, 1),
+        x.view(torch.int32),
+        bins,
+        out.view(torch.int32),
+        *numbers,
+        **options,
+    )
     return out

@@ -10,14 +10,20 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from ..arguments import check_flag
-from ..errors import ArgumentError, DtypeError, ShapeError, UnsupportedError
+from ..errors import DtypeError, ShapeError, UnsupportedError
 from . import invariant_kernels as kernels
-from ._runtime import ceil_div, interpreting, multiprocessors, power_of_2, run, run_fitting
+from ._runtime import (
+    ceil_div,
+    check_tensor,
+    interpreting,
+    multiprocessors,
+    power_of_2,
+    run,
+    run_fitting,
+)
 from .invariant_matmul import (
-    _check_types,
     _on_cpu,
-    by_torch,
-    check_tensors,
+    check_operands,
     is_traced,
     opaque,
     own_work,
@@ -80,6 +86,8 @@ def attention(
     apart, scores are sums of chains over 16 values of a head, and :math:`p\, v` of chains over 16
     keys, added in ascending order.
 
+    On a CPU the largest score of all comes first, and no sum is scaled; tiles are added in order.
+
     Splits are joined in ascending order in the same way; the result is :math:`a / l`. With few
     rows each split has a GPU program of its own, with many one program has them all: the same
     operations. A query that sees nothing gets zeros. What a query does not see does not reach it,
@@ -115,7 +123,8 @@ def attention(
     ArgumentError
         Tensors on different devices, or a `causal` that is neither True nor False.
     UnsupportedError
-        A mask with gaps between the keys that a query sees.
+        A mask with gaps between the keys that a query sees. In compiled code and in the recording
+        of a CUDA graph, where nothing can be asked, such a query gets NaN.
 
     References
     ----------
@@ -132,51 +141,30 @@ def attention(
     >>> torch.equal(whole[:, :, 69:70], one)
     True
     """
-    try:
-        _check(q, k, v)
-    except AttributeError:
-        check_tensors(q=q, k=k, v=v)
-        raise
+    _check(q, k, v)
     check_flag("causal", causal)
     batch, _, queries, _ = q.shape
     keys = k.shape[2]
     scale = q.shape[3] ** -0.5 if scale is None else scale
     if mask is not None:
-        if torch.compiler.is_compiling():  # whether a mask has gaps decides what is computed
-            return _traced_masked(q, k, v, mask, scale)
         seen = seen_by_mask(mask, batch, queries, keys)
     else:
         seen = seen_by_position(batch, queries, keys, q.device, causal)
-    if is_traced(q):
-        return _traced(q, k, v, *seen, scale)
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        # The gradients are torch's, and do not read this result. Its values are ours.
-        with by_torch(q):
-            y = _attention_of_torch(q, k, v, _visible(seen, keys), scale)
-        with torch.no_grad():
-            y.copy_(attend(q, k, v, seen, scale))
-        return y
+    asked = q.requires_grad or k.requires_grad or v.requires_grad
+    if is_traced(q) or (asked and torch.is_grad_enabled()):
+        return _differentiable(q, k, v, *seen, scale)
     return attend(q, k, v, seen, scale)
 
 
 def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-    wrong = None
-    if q.dim() != 4 or k.dim() != 4 or k.shape != v.shape:
-        wrong = "q, k and v do not meet"
-    else:
-        batch, heads, _, head = q.shape
-        own, groups, _, size = k.shape
-        if batch != own or head != size:
-            wrong = "q, k and v do not meet"
-        elif groups == 0 or heads % groups:
-            wrong = "heads are no multiple of groups"
-    if wrong is not None:
+    check_operands(q=q, k=k, v=v)
+    meet = q.dim() == k.dim() == 4 and k.shape == v.shape and q.shape[::3] == k.shape[::3]
+    if not meet or not k.shape[1] or q.shape[1] % k.shape[1]:
         raise ShapeError(
-            wrong,
+            "q, k and v do not meet, or heads are no multiple of groups",
             got=f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}",
             expected="(batch, heads, queries, head) and twice (batch, groups, keys, head)",
         )
-    _check_types(q=q, k=k, v=v)
 
 
 # What a query sees. ---------------------------------------------------------------------------
@@ -194,7 +182,10 @@ def _constant(
     return first, ends.clamp(min=0).expand(batch, -1).contiguous()
 
 
-def _capturing(device: torch.device) -> bool:
+def _recorded(device: torch.device) -> bool:
+    """Whether operators are only written down, so that no value can be asked or kept."""
+    if torch.compiler.is_compiling():
+        return True
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
@@ -211,19 +202,16 @@ def seen_by_position(
     tensor([[4, 5]], dtype=torch.int32)
     """
     # In a capture the cache would keep memory of the graph, unwritten before its replay.
-    fresh = torch.compiler.is_compiling() or _capturing(device)
-    make = _constant.__wrapped__ if fresh else _constant
+    make = _constant.__wrapped__ if _recorded(device) else _constant
     with torch.inference_mode(False):
         return Seen(*make(batch, queries, keys, device, causal))
 
 
-def seen_by_mask(
-    mask: torch.Tensor, batch: int, queries: int, keys: int, keep: bool = True
-) -> Seen:
+def seen_by_mask(mask: torch.Tensor, batch: int, queries: int, keys: int) -> Seen:
     """What queries see by a mask, (batch or 1, 1, queries or 1, keys), true where seen.
 
     A model has one mask for all its layers, and whether it has gaps costs a wait for the device: a
-    mask remembers that it has none, and with *keep* what is seen.
+    mask remembers what is seen.
 
     Examples
     --------
@@ -232,69 +220,46 @@ def seen_by_mask(
     >>> tuple(seen_by_mask(torch.tensor([[[[False, True, True]]]]), 1, 1, 3))
     (tensor([[1]], dtype=torch.int32), tensor([[3]], dtype=torch.int32))
     """
-    if not isinstance(mask, torch.Tensor):
-        raise ArgumentError("mask", got=type(mask).__name__, expected="a torch tensor")
-    # In a capture nothing can be asked, and what is computed is not there before a replay.
-    recorded = _capturing(mask.device)
-    state = None if recorded or mask.is_inference() else (mask._version, batch, queries, keys)
+    check_tensor(mask, "mask")
+    if _recorded(mask.device) or mask.is_inference():
+        return _read(mask, batch, queries, keys)
+    state = mask._version, batch, queries, keys
     known, seen = getattr(mask, "_seen", (None, None))
-    known = state is not None and known == state
-    if known and seen is not None:
-        return cast(Seen, seen)
-    made = _seen_by_mask(mask, batch, queries, keys, ask=not recorded and not known)
-    if keep and state is not None:
-        made.first._of_a_mask = {}  # type: ignore[attr-defined]
-    if state is not None:
-        mask._seen = state, made if keep else None  # type: ignore[attr-defined]
-    return made
+    if known != state:
+        seen = _read(mask, batch, queries, keys)
+        mask._seen = state, seen  # type: ignore[attr-defined]
+    return cast(Seen, seen)
 
 
-def _seen_by_mask(mask: torch.Tensor, batch: int, queries: int, keys: int, ask: bool) -> Seen:
-    """With *ask* a row with gaps is refused; else it is made to see nothing but a NaN."""
-    shape = tuple(mask.shape)
-    ones = (1, shape[1] if mask.dim() == 4 and not mask.stride(1) else 1)
-    if mask.dim() != 4 or any(
-        got not in allowed
-        for got, allowed in zip(shape, ((batch, 1), ones, (queries, 1), (keys,)), strict=True)
-    ):
+def _read(mask: torch.Tensor, batch: int, queries: int, keys: int) -> Seen:
+    """A mask with gaps is refused; where nothing can be asked, such a row ends at -1."""
+    one = mask[:, :1] if mask.dim() == 4 and not mask.stride(1) else mask  # expanded over heads
+    try:
+        whole = one.expand(batch, 1, queries, keys)[:, 0]
+    except RuntimeError as error:
         raise ShapeError(
             "mask",
-            got=shape,
+            got=tuple(mask.shape),
             expected=f"({batch} or 1, 1, {queries} or 1, {keys})",
             hint="one mask for all heads",
-        )
+        ) from error
     if mask.dtype != torch.bool:
         raise DtypeError("mask", got=str(mask.dtype), expected="bool")
-    whole = mask[:, 0].expand(batch, queries, keys)
     if not whole.numel():
         none = torch.zeros(batch, queries, dtype=torch.int32, device=mask.device)
         return Seen(none, none)
-    seen = _ranges_by_kernel(whole) if mask.is_cuda else _ranges(whole)
-    if ask and int(seen.last.min()) < 0:
+    place = torch.arange(keys, dtype=torch.int32, device=mask.device)
+    last = torch.where(whole, place + 1, 0).amax(-1)
+    first = torch.minimum(torch.where(whole, place, keys).amin(-1), last)
+    last = torch.where(last - first > whole.sum(-1), -1, last)
+    if not _recorded(mask.device) and int(last.min()) < 0:
         raise UnsupportedError(
             "the keys that a query sees have gaps",
-            got=f"a mask {shape}",
+            got=f"a mask {tuple(mask.shape)}",
             expected="a stretch of the keys",
             hint="padding on the left of the prompts",
         )
-    return seen
-
-
-def _ranges(mask: torch.Tensor) -> Seen:
-    """What the kernel ``ranges`` finds in a mask (batch, queries, keys)."""
-    count = mask.sum(-1)
-    first = torch.where(count > 0, mask.to(torch.uint8).argmax(-1), 0)
-    last = torch.where(count > 0, mask.shape[-1] - mask.flip(-1).to(torch.uint8).argmax(-1), 0)
-    last = last.masked_fill(last - first > count, -1)
-    return Seen(first.to(torch.int32), last.to(torch.int32))
-
-
-def _ranges_by_kernel(mask: torch.Tensor) -> Seen:
-    batch, queries, keys = mask.shape
-    made = Seen(*(mask.new_empty(batch, queries, dtype=torch.int32) for _ in range(2)))
-    sizes = (queries, keys, *mask.stride())
-    run(kernels.ranges, (queries, batch), mask.view(torch.uint8), *made, *sizes)
-    return made
+    return Seen(first, last)
 
 
 # The computation. -----------------------------------------------------------------------------
@@ -349,24 +314,24 @@ def _by_torch(
 ) -> torch.Tensor:
     """The definition, in float32 (float64 in float64), a group of heads at a time."""
     settle_mkl()
-    batch, heads, queries, head = q.shape
+    batch, heads, _, head = q.shape
     groups = k.shape[1]
     share = heads // groups
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    first, last = (t.long() for t in seen)
+    out = torch.zeros_like(q, memory_format=torch.contiguous_format)
+    out.masked_fill_((last < 0)[:, None, :, None], torch.nan)  # refused
     for b in range(batch):
-        lo, hi = (t[b].repeat_interleave(share).long() for t in seen)
-        for g in range(groups):
-            own = slice(g * share, (g + 1) * share)
-            rows = q[b, own].transpose(0, 1).reshape(-1, head).to(wide)
-            keys, values = (t[b, g].to(wide) for t in (k, v))
-            made = torch.zeros_like(rows)
-            for anchor in sorted(set(lo[lo < hi].tolist())):
-                at = ((lo == anchor) & (lo < hi)).nonzero()[:, 0]
-                made[at] = _sequence(
-                    rows[at], keys[anchor:], values[anchor:], hi[at] - anchor, scale
-                )
-            out[b, own] = made.view(queries, share, head).transpose(0, 1).to(q.dtype)
+        sees = first[b] < last[b]
+        for anchor in first[b][sees].unique().tolist():
+            at = (sees & (first[b] == anchor)).nonzero()[:, 0]
+            ends = (last[b, at] - anchor).repeat(share)
+            for g in range(groups):
+                own = out[b, g * share : (g + 1) * share]
+                rows = q[b, g * share : (g + 1) * share, at].reshape(-1, head).to(wide)
+                keys, values = (t[b, g, anchor:].to(wide) for t in (k, v))
+                made = _sequence(rows, keys, values, ends, scale)
+                own[:, at] = made.view(share, -1, head).to(q.dtype)
     return out
 
 
@@ -374,70 +339,24 @@ def _sequence(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, hi: torch.Tensor, scale: float
 ) -> torch.Tensor:
     """Queries (rows, head) that see the first *hi* of keys (n, head)."""
-    acc, total = torch.zeros_like(q), q.new_zeros(len(q), 1)
-    most = torch.full_like(total, -torch.inf)
-    for split in range(0, int(hi.max()), SPLIT):
-        part = [torch.zeros_like(t) for t in (acc, total)] + [torch.full_like(most, -torch.inf)]
-        for begin in range(split, min(split + SPLIT, int(hi.max())), TILE):
-            live = (hi > begin).nonzero()[:, 0]
-            end = min(begin + TILE, len(k))
-            states = (t[live] for t in part)
-            for old, new in zip(
-                part,
-                _tile(q[live], k[begin:end], v[begin:end], hi[live] - begin, scale, *states),
-                strict=True,
-            ):
-                old[live] = new
-        acc, total, most = _joined(acc, total, most, *part)
-    return acc / total
-
-
-def _joined(
-    acc: torch.Tensor,
-    total: torch.Tensor,
-    most: torch.Tensor,
-    acc_s: torch.Tensor,
-    total_s: torch.Tensor,
-    most_s: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Two splits as one, the earlier first; one without keys changes nothing."""
-    higher = torch.maximum(most, most_s)
-    floor = higher.masked_fill(higher == -torch.inf, 0.0)
-    one, two = (most - floor).exp(), (most_s - floor).exp()
-    empty, fresh = most_s == -torch.inf, most == -torch.inf
-    both = ((acc, acc_s), (total, total_s))
-    sums = [torch.where(fresh, b, a * one + b * two) for a, b in both]
-    kept = [torch.where(empty, a, s) for (a, _), s in zip(both, sums, strict=True)]
-    return kept[0], kept[1], higher
-
-
-def _tile(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    hi: torch.Tensor,
-    scale: float,
-    acc: torch.Tensor,
-    total: torch.Tensor,
-    most: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """One tile of at most 64 keys, padded, into the running sums of a split."""
-    k, v = (torch.nn.functional.pad(t, (0, 0, 0, TILE - len(t))) for t in (k, v))
-    visible = torch.arange(TILE) < hi[:, None]
-    scores = (_on_cpu(q, k, None) * scale).masked_fill(~visible, -torch.inf)
-    higher = torch.maximum(most, scores.amax(1, keepdim=True))
-    floor = higher.masked_fill(higher == -torch.inf, 0.0)
-    p, shrink = (scores - floor).exp(), (most - floor).exp()
+    end = int(hi.max())
+    k, v = (torch.nn.functional.pad(t[:end], (0, 0, 0, -end % TILE)) for t in (k, v))
+    visible = torch.arange(len(k)) < hi[:, None]
+    scores = torch.cat([_on_cpu(q, tile, None) for tile in k.split(TILE)], 1) * scale
+    scores = scores.masked_fill(~visible, -torch.inf)
+    p = (scores - scores.amax(1, keepdim=True)).exp()
     finite = v.isfinite()
-    # Zero times a NaN that a row must not see would reach it all the same.
-    clean = torch.where(finite, v, 0.0)
-    # A row of ones adds the weights up, in the same product.
-    sums = _on_cpu(p, torch.cat([clean.t(), v.new_ones(1, TILE)]), None)
-    made = acc * shrink + sums[:, :-1]
+    # Zero times a NaN that a row must not see would reach it all the same. A column of ones adds
+    # the weights up, in the same product.
+    clean = torch.cat([torch.where(finite, v, 0.0), v.new_ones(len(v), 1)], 1)
+    sums = q.new_zeros(len(q), clean.shape[1])
+    for weights, values in zip(p.split(TILE, 1), clean.split(TILE), strict=True):
+        sums += _on_cpu(weights, values.t(), None)
+    made, total = sums[:, :-1], sums[:, -1:]
     if not bool(finite.all()):
         bad = visible[:, :, None] & ~finite
         made = made + torch.where(bad, p[:, :, None] * v, 0.0).sum(1)
-    return made, total * shrink + sums[:, -1:], higher
+    return made / total
 
 
 def _rows(rows: int, head: int, itemsize: int) -> tuple[int, int]:
@@ -533,36 +452,14 @@ def _by_kernel(
     return out
 
 
-class _Sees(NamedTuple):
-    """Which keys a query sees, and whether it sees one; without one it is given all.
-
-    The softmax of no keys would have no number.
-    """
-
-    keys: torch.Tensor  #: booleans, shape (batch, queries, keys)
-    some: torch.Tensor  #: booleans, shape (batch, queries, 1)
-
-
-def _sees(visible: torch.Tensor) -> _Sees:
-    some = visible.any(-1, keepdim=True)
-    return _Sees(visible | ~some, some)
-
-
-def _visible(seen: Seen, keys: int) -> _Sees:
-    """What ranges show: made once for all layers that have one mask, and kept with it."""
-    kept: dict[int, _Sees] | None = getattr(seen.first, "_of_a_mask", None)
-    if kept is not None and keys in kept:
-        return kept[keys]
+def _visible(seen: Seen, keys: int) -> torch.Tensor:
+    """Booleans (batch, queries, keys)."""
     rank = torch.arange(keys, device=seen.first.device)
-    visible = (rank >= seen.first[..., None]) & (rank < seen.last[..., None])
-    made = _sees(visible)
-    if kept is not None:
-        kept[keys] = made
-    return made
+    return (rank >= seen.first[..., None]) & (rank < seen.last[..., None])
 
 
 def _attention_of_torch(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sees: _Sees, scale: float
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible: torch.Tensor, scale: float
 ) -> torch.Tensor:
     """Torch's own attention; a query that sees nothing gets zeros.
 
@@ -572,33 +469,29 @@ def _attention_of_torch(
     share = q.shape[1] // k.shape[1]
     keys, values = (t.repeat_interleave(share, 1) for t in (k, v))
     queries = q.clone(memory_format=torch.contiguous_format)
+    some = visible.any(-1, keepdim=True)
+    # The softmax of no keys would have no number: a query without one is given all.
     y = torch.nn.functional.scaled_dot_product_attention(
-        queries, keys, values, attn_mask=sees.keys[:, None], scale=scale
+        queries, keys, values, attn_mask=(visible | ~some)[:, None], scale=scale
     )
-    return y.masked_fill(~sees.some[:, None], 0.0)
+    return y.masked_fill(~some[:, None], 0.0)
 
 
-# Under torch.compile attention is an opaque operator. -----------------------------------------
+# With gradients; an opaque operator under torch.compile. ----------------------------------------
 
 
-def _of_torch_by_ranges(
+def _attention_by_ranges(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: Any, last: Any, scale: float
 ) -> torch.Tensor:
     return _attention_of_torch(q, k, v, _visible(Seen(first, last), k.shape[2]), scale)
-
-
-def _of_torch_by_mask(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float
-) -> torch.Tensor:
-    return _attention_of_torch(q, k, v, _sees(mask[:, 0]), scale)
 
 
 def _empty(q: torch.Tensor, *_: Any) -> torch.Tensor:
     return q.new_empty(q.shape)
 
 
-@opaque("invariant_attention", _of_torch_by_ranges, _empty)
-def _traced(
+@opaque("invariant_attention", _attention_by_ranges, _empty)
+def _differentiable(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -607,12 +500,3 @@ def _traced(
     scale: float,
 ) -> torch.Tensor:
     return attend(q, k, v, Seen(first, last), scale)
-
-
-@opaque("invariant_masked_attention", _of_torch_by_mask, _empty)
-def _traced_masked(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float
-) -> torch.Tensor:
-    # A compiler's CUDA graph has a pool of memory, which must be free when a run ends.
-    seen = seen_by_mask(mask, q.shape[0], q.shape[2], k.shape[2], keep=False)
-    return attend(q, k, v, seen, scale)

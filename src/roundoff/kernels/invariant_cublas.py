@@ -6,9 +6,9 @@ chose cannot be asked, but it shows in the bits.
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -25,8 +25,22 @@ def plainly(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) ->
 
 
 def _unsplit(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    with _without_split(x.dtype):
-        return torch.nn.functional.linear(x, weight, bias)
+    """By cuBLASLt, which is told not to split K.
+
+    torch's switches are of the process: a product of another thread in these microseconds is
+    not split, either.
+    """
+    switches, name = torch.backends.cuda.matmul, _switch_of(x.dtype)
+    with _LOCK:
+        before = getattr(switches, name), getattr(switches, f"{name}_split_k")
+        backend = torch.backends.cuda.preferred_blas_library()
+        try:
+            setattr(switches, name, (False, False))
+            torch.backends.cuda.preferred_blas_library("cublaslt")
+            return torch.nn.functional.linear(x, weight, bias)
+        finally:
+            setattr(switches, name, before)
+            torch.backends.cuda.preferred_blas_library(backend)
 
 
 def _in_pieces(
@@ -57,26 +71,6 @@ _ROUTES: dict[str, Route] = {
 }
 _LOCK = threading.RLock()
 _CHOSEN: dict[tuple[Any, ...], str | None] = {}
-
-
-@contextlib.contextmanager
-def _without_split(dtype: torch.dtype) -> Iterator[None]:
-    """Products of 16-bit types by cuBLASLt, which is told not to split K.
-
-    torch's switches are of the process: a product of another thread in these microseconds is
-    not split, either.
-    """
-    switches, name = torch.backends.cuda.matmul, _switch_of(dtype)
-    with _LOCK:
-        before = getattr(switches, name), getattr(switches, f"{name}_split_k")
-        backend = torch.backends.cuda.preferred_blas_library()
-        try:
-            setattr(switches, name, (False, False))
-            torch.backends.cuda.preferred_blas_library("cublaslt")
-            yield
-        finally:
-            setattr(switches, name, before)
-            torch.backends.cuda.preferred_blas_library(backend)
 
 
 def route(
@@ -114,7 +108,7 @@ def route(
 def _switches(dtype: torch.dtype) -> tuple[Any, ...]:
     """What torch is told of products in a type: another library has other kernels."""
     switches, name = torch.backends.cuda.matmul, _switch_of(dtype)
-    with _LOCK:  # another thread may be within _without_split
+    with _LOCK:  # another thread may be within _unsplit
         return (
             torch.backends.cuda.preferred_blas_library(),
             getattr(switches, name),
@@ -242,7 +236,4 @@ def routes() -> dict[str, int]:
     >>> isinstance(routes(), dict)
     True
     """
-    counts: dict[str, int] = {}
-    for name in _CHOSEN.values():
-        counts[name or "kernel"] = counts.get(name or "kernel", 0) + 1
-    return counts
+    return dict(Counter(name or "kernel" for name in _CHOSEN.values()))

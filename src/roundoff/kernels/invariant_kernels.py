@@ -21,7 +21,6 @@ __all__ = [
     "attend",
     "merge",
     "product",
-    "ranges",
     "rms_rows",
     "sum_rows",
 ]
@@ -516,38 +515,3 @@ def rms_rows(
         weight = tl.load(w + at, mask=at < n, other=0.0).to(tl.float32)
         made = made * (weight + 1.0 if ONE else weight)
         tl.store(out + row * n + at, made.to(out.dtype.element_ty), mask=at < n)
-
-
-@kernel
-def ranges(
-    mask,  # (batch, queries, keys) bytes, any strides
-    first,  # (batch, queries) int32
-    last,  # (batch, queries) int32
-    queries,
-    keys,
-    stride_b,
-    stride_q,
-    stride_k,
-):
-    """The first key that each query sees, and the one after the last; 0 and 0 for none.
-
-    Where it does not see all between them the last is -1: attention then returns NaN.
-    """
-    BLOCK: tl.constexpr = 1024
-    query, batch = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    row = mask + batch * stride_b + query.to(tl.int64) * stride_q
-    low = tl.full((BLOCK,), 2147483647, tl.int32)
-    high = tl.full((BLOCK,), 0, tl.int32)
-    count = tl.full((BLOCK,), 0, tl.int32)
-    for start in range(0, keys, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        seen = tl.load(row + at.to(tl.int64) * stride_k, mask=at < keys, other=0) != 0
-        low = tl.minimum(low, tl.where(seen, at, 2147483647))
-        high = tl.maximum(high, tl.where(seen, at + 1, 0))
-        count += seen.to(tl.int32)
-    end = max_along(high, 0)
-    begin = tl.minimum(min_along(low, 0), end)
-    at = batch * queries + query
-    tl.store(first + at, begin)
-    gaps = end - begin > sum_along(count, 0)
-    tl.store(last + at, tl.where(gaps, -1, end))

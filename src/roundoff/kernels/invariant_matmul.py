@@ -18,10 +18,7 @@ from .invariant_cublas import cancelling, route
 
 __all__ = ["TILES", "Tile", "batched", "matmul", "tile_for"]
 
-_SHORT = (torch.bfloat16, torch.float16)
-_TYPES = (*_SHORT, torch.float32)
-_MOST = 2**31 - 1  # Triton takes a larger number as another type
-_MOST_PRODUCTS = 65535  # in a grid's second direction
+_TYPES = (torch.bfloat16, torch.float16, torch.float32)
 #: Values of K in a chain of float32, and chains in a sum: part of the definition of its bits.
 _CHAIN = 16
 
@@ -254,31 +251,15 @@ def matmul(
     >>> torch.equal(matmul(x, weight)[70:71], matmul(x[70:71], weight))
     True
     """
-    try:
-        _check(x, weight, bias)
-    except AttributeError:
-        check_tensors(x=x, weight=weight, bias=bias)
-        raise
+    _check(x, weight, bias)
     asked = x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     if torch.compiler.is_compiling() or (asked and torch.is_grad_enabled()):
         return differentiable(x, weight, bias)
     return _product(x, weight, bias, tile)
 
 
-def check_tensors(**tensors: Any) -> None:
-    """After an exception from further inside: name the argument that is no tensor.
-
-    Raises
-    ------
-    ArgumentError
-        There is one.
-    """
-    for name, value in tensors.items():
-        if value is not None or name != "bias":
-            check_tensor(value, name)
-
-
 def _check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    check_operands(x=x, weight=weight, bias=bias)
     if x.dim() < 1 or weight.dim() != 2 or x.shape[-1] != weight.shape[1]:
         raise ShapeError(
             "x and weight do not meet",
@@ -287,17 +268,25 @@ def _check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
         )
     if bias is not None and tuple(bias.shape) != (weight.shape[0],):
         raise ShapeError("bias", got=tuple(bias.shape), expected=f"({weight.shape[0]},)")
-    _check_types(x=x, weight=weight, bias=bias)
 
 
-def _check_types(**tensors: torch.Tensor | None) -> None:
-    """One type and one device for all."""
-    there = {name: t for name, t in tensors.items() if t is not None}
-    first, x = next(iter(there.items()))
+def check_operands(bias: Any = None, **tensors: Any) -> None:
+    """Tensors of one type and device.
+
+    Raises
+    ------
+    ArgumentError, DtypeError, UnsupportedError
+        They are not.
+    """
+    if bias is not None:
+        tensors["bias"] = bias
+    for name, t in tensors.items():
+        check_tensor(t, name)
+    first, x = next(iter(tensors.items()))
     if x.device.type not in ("cpu", "cuda"):
         raise UnsupportedError("no kernel", got=str(x.device), expected="a CPU or CUDA device")
     known = x.dtype in _TYPES or (x.is_cpu and x.dtype == torch.float64)
-    for name, t in there.items():
+    for name, t in tensors.items():
         if not known or t.dtype != x.dtype:
             raise DtypeError(
                 f"{name} has another type",
@@ -361,13 +350,13 @@ def batched(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     >>> batched(torch.ones(2, 3, 4), torch.ones(2, 5, 4)).shape
     torch.Size([2, 3, 5])
     """
+    check_operands(x=x, weight=weight)
     if x.dim() != 3 or weight.dim() != 3 or x.shape[::2] != weight.shape[::2]:
         raise ShapeError(
             "x and weight do not meet",
             got=f"{tuple(x.shape)} and {tuple(weight.shape)}",
             expected="(batch, M, K) and (batch, N, K)",
         )
-    _check_types(x=x, weight=weight)
     (batch, m, k), n = x.shape, weight.shape[1]
     if not batch * m * n or not k:
         return x.new_zeros(batch, m, n)
@@ -387,10 +376,6 @@ def _by_kernel(
 ) -> torch.Tensor:
     """Products of (batch, M, K) and (batch, N, K) by the Triton kernel."""
     (batch, m, k), n = x.shape, weight.shape[1]
-    if max(m, n, k) > _MOST or batch > _MOST_PRODUCTS:
-        raise ShapeError(
-            "too large", got=(batch, m, n, k), expected=f"at most {_MOST_PRODUCTS} × {_MOST}"
-        )
     y = x.new_empty(batch, m, n)
     index = x.get_device()
     tile = tile or tile_for(_upward(m), n, k, x.element_size(), multiprocessors(index))
@@ -432,16 +417,10 @@ def _on_cpu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) ->
     (m, k), n = x.shape, weight.shape[0]
     weight = _aligned(weight)
     small, large = _cpu_rows(n, k, x.dtype, bias is not None, torch.get_num_threads())
-    y = x.new_empty(m, n)
-    start = 0
-    while start < m:
-        rows = large if m - start >= large else small
-        piece = x[start : start + rows]
-        if len(piece) < rows:
-            piece = torch.cat([piece, piece.new_zeros(rows - len(piece), k)])
-        y[start : start + rows] = _fixed(_aligned(piece), weight, bias)[: m - start]
-        start += rows
-    return y
+    whole = m // large * large
+    rest = torch.nn.functional.pad(x[whole:], (0, 0, 0, -(m - whole) % small))
+    pieces = (*x[:whole].split(large), *rest.split(small))
+    return torch.cat([_fixed(_aligned(piece), weight, bias) for piece in pieces if len(piece)])[:m]
 
 
 def _fixed(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -462,7 +441,7 @@ def _cpu_rows(n: int, k: int, dtype: torch.dtype, bias: bool, threads: int) -> t
     A row's bits must not depend on its place in the product. Libraries keep to that in our
     experience; where one does not, rows are computed one by one.
     """
-    small = 8 if dtype in _SHORT else 16
+    small = 8 if dtype.itemsize == 2 else 16
     x, weight = cancelling(torch.empty(_LARGE, k, dtype=dtype), torch.empty(n, k, dtype=dtype))
     b = torch.randn(n, generator=torch.Generator().manual_seed(1)).to(dtype) if bias else None
 

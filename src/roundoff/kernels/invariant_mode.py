@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import Counter
-from typing import Any, NamedTuple, TypeVar, overload
+from functools import cache
+from typing import Any, TypeVar, overload
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -198,30 +199,13 @@ class _Functions(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-class _Operator(NamedTuple):
-    """What is done about one of torch's operators."""
-
-    func: Any  # kept, so that no other operator gets its identity
-    name: str
-    handler: Handler | None
-    in_place: bool  # the handler is that of the operator that makes a tensor
-    left: bool  # it is torch's, whatever its operands
-
-
-#: By identity: hashing one of torch's operators calls a function.
-_OPERATORS: dict[int, _Operator] = {}
-
-
-def _look_up(func: Any) -> _Operator:
+@cache
+def _look_up(func: Any) -> tuple[str, Handler | None] | None:
+    """The name and the handler of one of torch's operators; None where it is always torch's."""
     packet = getattr(func, "overloadpacket", None)  # an operator of functions has none
     name = "" if packet is None else packet._qualified_op_name
-    plain = name.removesuffix("_")
-    in_place = func.namespace == "aten" and name not in HANDLERS and plain in HANDLERS
-    handler = HANDLERS.get(plain if in_place else name)
-    left = handler is None and name not in MAY_LACK
-    operator = _Operator(func, name, handler, in_place, left)
-    _OPERATORS[id(func)] = operator
-    return operator
+    handler = HANDLERS.get(name) or HANDLERS.get(name.removesuffix("_"))
+    return None if handler is None and name not in MAY_LACK else (name, handler)
 
 
 class _Operators(TorchDispatchMode):
@@ -235,10 +219,11 @@ class _Operators(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        operator = _OPERATORS.get(id(func)) or _look_up(func)
-        if operator.left:
+        known = _look_up(func)
+        if known is None:
             return func(*args, **kwargs)
-        _, name, handler, in_place, _ = operator
+        name, handler = known
+        in_place = name not in HANDLERS  # the handler is that of the operator that makes a tensor
         if handler is not None and not in_place and kwargs.get("out") is not None:
             out = kwargs.pop("out")
             with self:

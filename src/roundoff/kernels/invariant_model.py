@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import functools
+import pickle
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import MethodType
@@ -17,7 +17,6 @@ from ._runtime import power_of_2, run
 from .invariant_cublas import plainly, route
 from .invariant_matmul import (
     _one,
-    by_torch,
     differentiable,
     is_traced,
     matmul,
@@ -107,7 +106,9 @@ def put_in_place(model: torch.nn.Module, context: AbstractContextManager[Any]) -
     from torch._inductor import config  # takes a second
 
     config.emulate_precision_casts = True
-    _set_attention(model)
+    register()
+    if hasattr(model, "set_attn_implementation"):
+        model.set_attn_implementation(TRANSFORMERS)  # type: ignore[operator]
     for module, forward in chosen:
         known = vars(module)
         if "_roundoff" in known:
@@ -117,8 +118,7 @@ def put_in_place(model: torch.nn.Module, context: AbstractContextManager[Any]) -
             module.forward = torch.compiler.disable(_within(context, module.forward))
             continue
         if forward is _elementwise:
-            text = known["_roundoff_text"] = _text_of(module)
-            _BY_TEXT.setdefault(text, copy.deepcopy(module).forward)
+            known["_roundoff_text"] = pickle.dumps(module).hex()
         module.forward = MethodType(forward, module)
     return places
 
@@ -163,13 +163,6 @@ def _computes(module: torch.nn.Module) -> bool:
     if isinstance(module, torch.nn.Embedding):
         own = []  # a row of its table
     return bool(own) or not _FUNCTIONS.isdisjoint(names)
-
-
-def _set_attention(model: torch.nn.Module) -> None:
-    """Our attention, in a model of transformers."""
-    register()
-    if hasattr(model, "set_attn_implementation"):
-        model.set_attn_implementation(TRANSFORMERS)  # type: ignore[operator]
 
 
 # Products. ----------------------------------------------------------------------------------------
@@ -299,17 +292,10 @@ def _eps_of(module: Any, x: torch.Tensor) -> float:
 
 def _rms_norm(self: Any, x: torch.Tensor) -> torch.Tensor:
     weight, eps, kind = self.weight, _eps_of(self, x), self._roundoff_kind
-    if is_traced(x):
+    if is_traced(x) or torch.is_grad_enabled():
         made: torch.Tensor = _rms_norm_op(x, weight, eps, kind)
         return made
-    if not torch.is_grad_enabled() or not (x.requires_grad or weight.requires_grad):
-        return _rms_formula(x, weight, eps, kind)
-    # The gradients are torch's, and do not read this result. Its values are ours.
-    with by_torch(x):
-        y = _rms_norm_of_torch(x, weight, eps, kind)
-    with torch.no_grad():
-        y.copy_(_rms_formula(x, weight, eps, kind))
-    return y
+    return _rms_formula(x, weight, eps, kind)
 
 
 def _kind_of(module: torch.nn.Module) -> str | None:
@@ -342,25 +328,20 @@ def _kind_of(module: torch.nn.Module) -> str | None:
     return kind if float(alike[kind]) > 0.99 else None
 
 
-#: Functions of one element, by a text that stands for them in a compiled graph.
-_BY_TEXT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {}
-
-
-def _text_of(module: torch.nn.Module) -> str:
-    """A class and its settings: two modules of one text compute the same."""
-    cls = type(module)
-    settings = {k: v for k, v in vars(module).items() if isinstance(v, (str, bool, int, float))}
-    settings.pop("training", None)
-    return f"{cls.__module__}.{cls.__qualname__} {sorted(settings.items())}"
+@functools.cache
+def _function_of(text: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A function of one element, by the text that stands for its module in a compiled graph."""
+    module: torch.nn.Module = pickle.loads(bytes.fromhex(text))  # noqa: S301 - our own
+    return module
 
 
 def _of_one(x: torch.Tensor, text: str) -> torch.Tensor:
-    return _BY_TEXT[text](x)
+    return _function_of(text)(x)
 
 
 @opaque("invariant_elementwise", _of_one)
 def _elementwise_op(x: torch.Tensor, text: str) -> torch.Tensor:
-    made = _pieces(_BY_TEXT[text], x)
+    made = _pieces(_function_of(text), x)
     return _of_one(x, text).clone() if made is None else made
 
 

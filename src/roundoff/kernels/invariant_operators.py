@@ -359,10 +359,7 @@ def sdpa(
     if attn_mask is not None and is_causal:
         raise ArgumentError("attn_mask with is_causal", expected="one of them")
     if attn_mask is not None:
-        mask = _booleans(attn_mask)
-        if mask.dim() < 4:
-            mask = mask.view(*(1,) * (4 - mask.dim()), *mask.shape)
-        return attention(query, key, value, mask=mask, scale=scale)
+        return attention(query, key, value, mask=_booleans(attn_mask), scale=scale)
     if is_causal:  # to torch the first query is at the first key; here the last is at the last
         if query.shape[2] > key.shape[2]:
             raise UnsupportedError(

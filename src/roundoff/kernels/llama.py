@@ -149,14 +149,6 @@ def rotary_qkv(
 
 
 @kernel
-def _normed(y, weight, at, n, epsilon):
-    """RMSNorm of a row."""
-    y = y.to(tl.float32)
-    scale = 1.0 / tl.sqrt_rn(sum_along(y * y, 0) / n + epsilon)
-    return y * scale * tl.load(weight + at, mask=at < n, other=0.0).to(tl.float32)
-
-
-@kernel
 def _add_rms_norm(
     x,  # (rows, n)
     residual,  # (rows, n)
@@ -177,7 +169,9 @@ def _add_rms_norm(
     y = (a + b).to(out.dtype.element_ty)
     if KEEP:
         tl.store(summed + row * n + at, y, mask=inside)
-    y = _normed(y, weight, at, n, epsilon)
+    y = y.to(tl.float32)
+    scale = 1.0 / tl.sqrt_rn(sum_along(y * y, 0) / n + epsilon)
+    y = y * scale * tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row * n + at, y.to(out.dtype.element_ty), mask=inside)
 
 

@@ -18,7 +18,10 @@ from roundoff.dtypes import DType, dtype_info
 
 from .bits import FAR, coarser, steps_apart
 from .difference import Difference, identical
-from .pieces import PIECE, partition
+from .pieces import partition
+
+#: Elements of a piece for each thread: what the caches of a core hold in several copies.
+PIECE = 1 << 15
 
 
 def measure(expected: TypedTensor, got: TypedTensor) -> Difference:
@@ -27,7 +30,7 @@ def measure(expected: TypedTensor, got: TypedTensor) -> Difference:
     total = identical(expected.tensor.numel())
     coarse = _coarse(infos)
     worst = 0
-    for offset, index in partition(shape, PIECE):
+    for offset, index in partition(shape, PIECE * torch.get_num_threads()):
         e, g = (t.tensor[index].reshape(-1).cpu() for t in (expected, got))
         wide, wide_got, size = _apart(e, g, infos)
         top = size.amax().item()

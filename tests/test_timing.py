@@ -56,23 +56,19 @@ def test_constant_costs_are_found_exactly():
     found, _ = timed({"a": 0.001, "b": 0.003})
     frame = found.frame.set_index("label")
     for label, cost in (("a", 0.001), ("b", 0.003)):
-        for column in ("median", "low", "high", "mean", "min", "max"):
+        for column in ("median", "low", "high", "min"):
             assert frame.loc[label, column] == pytest.approx(cost, rel=1e-9)
     assert found.ratio("b", "a").value == pytest.approx(3)
     assert str(found.ratio("b", "a")) == "3 [3, 3]"
     assert found.ratios("b")["ratio"].tolist() == pytest.approx([1 / 3, 1])
     assert len(found.samples) == 10  # as few as allowed: nothing more to learn
-    assert (frame["warnings"] == "").all()
 
 
 def test_fast_calls_are_repeated_within_a_sample():
     found, clock = timed({"fast": 1e-6, "slow": 1e-2}, min_rounds=10, budget_s=0.01)
-    frame = found.frame.set_index("label")
-    assert frame.loc["fast", "calls"] == pytest.approx(200, abs=1)
-    assert frame.loc["slow", "calls"] == 1
-    assert frame.loc["fast", "median"] == pytest.approx(1e-6)
-    counted = 10 * frame.loc["fast", "calls"] + frame.loc["fast", "warmup"]
-    assert clock.called.count("fast") == counted
+    assert found.frame["median"].tolist() == pytest.approx([1e-6, 1e-2])
+    assert clock.called.count("fast") == pytest.approx(2000, rel=0.02)
+    assert clock.called.count("slow") < 20
 
 
 def test_each_round_times_each_callable_once_in_a_changing_order():
@@ -130,26 +126,6 @@ def test_warms_up_until_calls_get_no_faster():
     cost = lambda i, _: 0.01 * (1 + 20 * 0.5**i)  # noqa: E731
     found, _ = timed({"a": cost}, warmup=1, budget_s=100.0, max_rounds=50)
     assert found.frame["median"].item() == pytest.approx(0.01, rel=0.02)
-
-
-# -- warnings ---------------------------------------------------------------------------------
-
-
-def test_a_first_call_that_compiled_is_left_out_and_said():
-    cost = lambda i, _: 3.0 if i == 0 else 0.01  # noqa: E731
-    found, _ = timed({"a": cost, "b": 0.01})
-    frame = found.frame.set_index("label")
-    assert frame.loc["a", "first"] == pytest.approx(3.0)
-    assert frame.loc["a", "max"] == pytest.approx(0.01)
-    assert frame.loc["a", "warnings"].startswith("first call took 3 s")
-    assert frame.loc["b", "warnings"] == ""
-
-
-def test_drift_is_said():
-    cost = lambda i, rng: 0.01 * (1 + 0.004 * i) * math.exp(0.01 * rng.standard_normal())  # noqa: E731
-    found, _ = timed({"a": cost, "b": noisy(0.01, 0.01)}, min_rounds=60)
-    assert "drifts by +2" in found.warnings("a")[0]
-    assert found.warnings("b") == []
 
 
 # -- intervals --------------------------------------------------------------------------------

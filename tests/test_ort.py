@@ -203,14 +203,6 @@ def test_strings_and_sequences():
     assert [t.tolist() for t in sequence] == [[1, 1], [0]]
 
 
-def test_an_initializer_may_be_overridden():
-    model = one_node("Add", 2)
-    model.graph.initializer.append(helper.make_tensor("X1", TensorProto.FLOAT, [1], [10.0]))
-    made = ort.session(model)
-    assert made.run({"X0": torch.ones(1)})[0].item() == 11
-    assert made.run({"X0": torch.ones(1), "X1": torch.ones(1)})[0].item() == 2
-
-
 @pytest.fixture
 def _keep_precision():
     before = torch.backends.cuda.matmul.allow_tf32

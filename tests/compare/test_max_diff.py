@@ -221,7 +221,7 @@ def test_pytrees_merge() -> None:
 
 def test_strings() -> None:
     found = max_diff(np.array(["a", "b"], object), np.array([b"a", b"c"], object))
-    assert (found["abs"], found["argm"], found["n"]) == (math.inf, (1,), 2)
+    assert (found["abs"], found["differ"], found["n"]) == (math.inf, 1, 2)
     assert max_diff("x", "x")["abs"] == 0
 
 

@@ -186,16 +186,7 @@ def load_trained(
         if config.tie_word_embeddings:
             del weights["lm_head.weight"]
     else:
-        path = _file_of(source)
-        reader = _read(path)
-        try:
-            config = _config(path, reader, layers)
-            weights = _weights(reader, config)
-            tokenizer = _tokenizer(path, reader)
-        except KeyError as error:
-            raise ModelError(
-                f"{path.name}: a field is missing", got=str(error), expected="a Llama in GGUF"
-            ) from error
+        config, weights, tokenizer = _from_gguf(_file_of(source), layers)
     if round_to is not None:
         check_float_dtype("round_to", round_to)
         weights = {name: w.to(round_to) for name, w in weights.items()}
@@ -304,7 +295,9 @@ def _file_of(source: str | Path) -> Path:
     return path
 
 
-def _read(path: Path) -> Any:
+def _from_gguf(
+    path: Path, layers: int | None
+) -> tuple[LlamaConfig, dict[str, torch.Tensor], PreTrainedTokenizerFast]:
     from gguf import GGUFReader
 
     class Reader(GGUFReader):
@@ -319,10 +312,14 @@ def _read(path: Path) -> Any:
             self._plain = mapped.view(np.ndarray)
 
     try:
-        return Reader(path)
-    except (ValueError, IndexError, OSError, OverflowError) as error:
+        reader = Reader(path)
+        config = _config(path, reader, layers)
+        return config, _weights(reader, config), _tokenizer(path, reader)
+    except RoundoffError:  # a ValueError, too
+        raise
+    except (KeyError, ValueError, IndexError, OSError, OverflowError) as error:
         raise ModelError(
-            f"{path.name}: no whole GGUF file",
+            f"{path.name}: no whole GGUF file of a Llama",
             got=str(error) or type(error).__name__,
             expected="a GGUF file of version 2 or 3",
             hint="download it again",

@@ -120,8 +120,7 @@ def test_the_part_of_a_tolerance_that_was_used() -> None:
     b = a + np.float32([[0, 0.5], [-0.25, 0]])
     size = np.array([[1, 2], [0.5, 0]])
     assert tolerance_used(a, b, size, 0.5) == 0.5  # 0.25 / (2 × 0.5 × 0.5) and 0.5 / 2
-    assert tolerance_used(b, a, size, 0.25) == 1
-    assert tolerance_used(a.T, b.T, size.T, 0.25) == 1
+    assert tolerance_used(b.T, a.T, size.T, 0.25) == 1
     assert tolerance_used(a, a, 0 * size, 0.25) == 0
     assert tolerance_used(a[:0], b[:0], size[:0], 0.25) == 0
     tensors = [torch.from_numpy(x) for x in (a, b)]
@@ -142,7 +141,6 @@ def test_subnormal_results_may_be_one_number_apart() -> None:
     b = np.nextafter(a, np.float16(1))
     assert tolerance_used(a, b, size, tolerance("float16", 1)) == 1
     assert tolerance_used(a, b + (b - a), size, tolerance("float16", 1)) == 2
-    assert tolerance_used(a, b, 0 * size, tolerance("float16", 1)) == math.inf
 
 
 @given(st.floats(0, 1e300))

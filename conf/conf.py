@@ -88,7 +88,6 @@ intersphinx_mapping = {
         "pandas": "https://pandas.pydata.org/docs",
         "python": "https://docs.python.org/3",
         "torch": "https://docs.pytorch.org/docs/stable",
-        "tqdm": "https://tqdm.github.io/docs",
         "transformers": "https://huggingface.co/docs/transformers",
         "triton": "https://triton-lang.org/main",
     }.items()

@@ -63,7 +63,7 @@ def test_every_onnx_type(info: Any) -> None:
         ((1,), "(int=1,)"),
         ([1, (2.0, None)], "#2[int=1,(float=2.0,None)]"),
         ({"a": 1}, "dict(a:int=1)"),
-        (list(range(30)), "#30[int=0,...][0,29:A14.5]"),
+        (list(range(30)), "#30[int=0,...]"),
         (np.float32(3), "A1s=3.0"),
         (torch.zeros(0, 2), "T1s0x2[empty]"),
         (torch.tensor([math.nan, 1.0, 3.0]), "T1s3[1.0,3.0:A2.0N1nans]"),
@@ -109,13 +109,13 @@ def test_data_classes_and_named_tuples() -> None:
     assert string_type(Pair(1, None)) == "Pair(x:int,y:None)"
 
 
-def test_fake_and_meta_tensors_have_no_values() -> None:
+def test_a_tensor_without_values_shows_its_class() -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():
         fake = torch.zeros(2)
-    assert string_type(fake, True, True) == "F1s2"
-    assert string_type(torch.zeros(2, device="meta"), True, True) == "T1s2"
+    assert string_type(fake, True, True) == "FakeTensor(...)"
+    assert string_type(torch.zeros(2).to_sparse(), True, True) == "Tensor(...)"
 
 
 def test_memory_is_shared_where_it_can_be() -> None:

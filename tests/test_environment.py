@@ -43,31 +43,21 @@ def test_a_given_commit_wins(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpu", "name"),
+    ("gpu", "processor", "name"),
     [
-        ("NVIDIA H100 PCIe", "H100"),
-        ("NVIDIA A100-SXM4-80GB", "A100"),
-        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
-        ("NVIDIA", "NVIDIA"),
+        ("NVIDIA H100 PCIe", "", "H100"),
+        ("NVIDIA A100-SXM4-80GB", "", "A100"),
+        ("NVIDIA GeForce RTX 4090", "", "RTX 4090"),
+        ("NVIDIA", "", "NVIDIA"),
+        (None, "AMD EPYC 9654 96-Core Processor", "AMD EPYC 9654"),
+        (None, "AMD Ryzen 7 7840U w/ Radeon  780M Graphics", "AMD Ryzen 7 7840U"),
+        (None, "Processor", "Processor"),
     ],
 )
-def test_a_gpu_has_a_short_name(gpu: str, name: str) -> None:
-    env = {"gpu": {"name": gpu}, "processor": "Some CPU", "cores": 8}
+def test_a_machine_has_a_short_name(gpu: str | None, processor: str, name: str) -> None:
+    env = {"gpu": gpu and {"name": gpu}, "processor": processor, "cores": 8}
     assert short_name(env) == short_name(env, "gpu") == name
-    assert short_name(env, "cpu") == f"{name}'s host"
-
-
-@pytest.mark.parametrize(
-    ("processor", "name"),
-    [
-        ("AMD EPYC 9654 96-Core Processor", "AMD EPYC 9654"),
-        ("AMD Ryzen 7 7840U w/ Radeon  780M Graphics", "AMD Ryzen 7 7840U"),
-        ("Processor", "Processor"),
-    ],
-)
-def test_a_processor_has_a_short_name(processor: str, name: str) -> None:
-    for part in (None, "cpu", "gpu"):
-        assert short_name({"gpu": None, "processor": processor, "cores": 8}, part) == name
+    assert short_name(env, "cpu") == (f"{name}'s host" if gpu else name)
 
 
 def test_a_summary_counts_the_gpus() -> None:

@@ -1,12 +1,10 @@
 """The report of a machine: what is there, what is missing, and how to add it."""
 
-import re
 import sys
 from pathlib import Path
 
 import pytest
 
-import roundoff
 from roundoff import __main__ as room
 
 GPU = {
@@ -24,48 +22,36 @@ def items() -> dict[str, str]:
     return dict(line.split(": ", 1) for line in lines)
 
 
-def test_a_machine_without_a_gpu_is_told_what_it_has(capsys: pytest.CaptureFixture) -> None:
+def test_a_machine_is_told_what_it_has(capsys: pytest.CaptureFixture) -> None:
     assert room.main() == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith(f"roundoff: {roundoff.__version__}, on Python ")
-    assert "Pages on the CPU: yes" in lines
+    assert "Pages on the CPU: yes" in capsys.readouterr().out.splitlines()
 
 
-@pytest.mark.parametrize(
-    "broken", [ModuleNotFoundError("none"), OSError("libcudart.so.12:\n lost")]
-)
-def test_a_package_that_is_absent_or_broken_is_named(
-    monkeypatch: pytest.MonkeyPatch, broken: Exception
-) -> None:
+def test_a_package_that_is_absent_or_broken_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     real = room.importlib.import_module
 
     def load(name: str) -> object:
         if name in ("torch", "onnxruntime"):
-            raise broken
+            raise OSError("libcudart.so.12:\n lost")
         return real(name)
 
     monkeypatch.setattr(room.importlib, "import_module", load)
     found = items()
-    text = " ".join(str(broken).split())
-    assert found["Pages on the CPU"].startswith(f"no: torch ({text}), onnxruntime ({text}); try: ")
+    lost = "(libcudart.so.12: lost)"
+    assert found["Pages on the CPU"].startswith(f"no: torch {lost}, onnxruntime {lost}; try: ")
     assert found["torch.compile on the CPU"].startswith("no: torch (")
 
 
-@pytest.mark.parametrize(
-    ("gpu", "seen", "said"),
-    [
-        (GPU, None, "NVIDIA H200, 139.8 GiB, .* 9.0, driver 580.65.06, CUDA 12.8$"),
-        (None, "NVIDIA H200\nNVIDIA H200", "NVIDIA H200, but torch cannot use it; .*http"),
-        (None, None, "none found$"),
-    ],
-)
-def test_a_gpu_is_found_even_where_torch_cannot_use_it(
-    monkeypatch: pytest.MonkeyPatch, gpu: dict | None, seen: str | None, said: str
-) -> None:
+def test_a_gpu_is_found_even_where_torch_cannot_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
     found = room.environment()
-    monkeypatch.setattr(room, "environment", lambda: found | {"gpu": gpu})
-    monkeypatch.setattr(room, "command_output", lambda *_: seen)
-    assert re.match(said, items()["GPU"])
+    for gpu, seen, said in (
+        (GPU, None, "NVIDIA H200, 139.8 GiB"),
+        (None, "NVIDIA H200\nNVIDIA H200", "NVIDIA H200, but torch cannot use it"),
+        (None, None, "none found"),
+    ):
+        monkeypatch.setattr(room, "environment", lambda gpu=gpu: found | {"gpu": gpu})
+        monkeypatch.setattr(room, "command_output", lambda *_, seen=seen: seen)
+        assert items()["GPU"].startswith(said)
 
 
 def test_a_missing_compiler_comes_with_the_command_that_adds_it(

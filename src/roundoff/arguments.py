@@ -25,7 +25,6 @@ __all__ = [
     "check_mapping",
     "check_number",
     "check_providers",
-    "check_text",
     "check_whole",
 ]
 
@@ -59,7 +58,6 @@ def check_number(
     most: float | None = None,
     *,
     above: float | None = None,
-    below: float | None = None,
     finite: bool = True,
 ) -> float:
     """*value*, where it is a real number within the limits; NaN is none, True neither.
@@ -72,7 +70,7 @@ def check_number(
     Examples
     --------
     >>> from roundoff.arguments import check_number
-    >>> check_number("level", 0.95, above=0, below=1)
+    >>> check_number("limit", 0.95, above=0)
     0.95
     """
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
@@ -83,10 +81,9 @@ def check_number(
         and (least is None or value >= least)
         and (most is None or value <= most)
         and (above is None or value > above)
-        and (below is None or value < below)
     )
     if not fits:
-        limits = {"at least": least, "at most": most, "above": above, "below": below}
+        limits = {"at least": least, "at most": most, "above": above}
         words = ["a finite number" if finite else "a number"]
         words += [f"{word} {limit}" for word, limit in limits.items() if limit is not None]
         raise ArgumentError(name, got=_shown(value), expected=", ".join(words))
@@ -134,24 +131,6 @@ def check_choice(name: str, value: Any, allowed: Iterable[Any]) -> None:
         raise ArgumentError(
             name, got=_shown(value), expected="one of " + ", ".join(map(repr, choices))
         )
-
-
-def check_text(name: str, value: Any) -> str:
-    """*value*, where it is a str that is not empty.
-
-    Raises
-    ------
-    ArgumentError
-
-    Examples
-    --------
-    >>> from roundoff.arguments import check_text
-    >>> check_text("page", "plot_x")
-    'plot_x'
-    """
-    if not isinstance(value, str) or not value:
-        raise ArgumentError(name, got=_shown(value), expected="a text")
-    return value
 
 
 def check_mapping(name: str, value: Any, of: str = "names to values") -> Mapping[Any, Any]:

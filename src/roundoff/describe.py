@@ -10,14 +10,13 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from .arguments import check_whole
 from .dtypes import DType, dtype_info
-from .errors import ArgumentError, DtypeError
+from .errors import ArgumentError, DtypeError, RoundoffError
 
 __all__ = [
     "TypedTensor",
@@ -30,10 +29,12 @@ __all__ = [
     "tree_leaves",
 ]
 
+#: Length from which a list or tuple shows its first element only.
+_LONG = 20
 
-@dataclasses.dataclass(frozen=True)
-class TypedTensor:
-    """A tensor, its declared element type, and the kind of object it came from.
+
+class TypedTensor(NamedTuple):
+    """A tensor and its declared element type.
 
     Attributes
     ----------
@@ -41,24 +42,16 @@ class TypedTensor:
         The values; shares memory with the object it came from where possible.
     info : DType
         The element type as declared; the tensor may be wider (int8 for int4).
-    kind : str
-        ``"tensor"``, ``"array"`` or ``"scalar"``.
 
     Examples
     --------
-    >>> typed = as_tensor(np.float16([1.5, 2.5]))
-    >>> typed.kind, typed.info.name, typed.device
-    ('array', 'float16', 'cpu')
+    >>> tensor, info = as_tensor(np.float16([1.5, 2.5]))
+    >>> tensor.shape, info.name
+    (torch.Size([2]), 'float16')
     """
 
     tensor: torch.Tensor
     info: DType
-    kind: str
-
-    @property
-    def device(self) -> str:
-        """``"cpu"``, ``"cuda:0"``, …"""
-        return str(self.tensor.device)
 
 
 def is_text(obj: Any) -> bool:
@@ -106,39 +99,39 @@ def as_tensor(obj: Any) -> TypedTensor | None:
                 hint=".to_dense() of a sparse one, .dequantize() of a quantised one",
             )
         tensor = obj.detach().resolve_conj().resolve_neg()
-        return TypedTensor(tensor, dtype_info(tensor.dtype), "tensor")
+        return TypedTensor(tensor, dtype_info(tensor.dtype))
     if isinstance(obj, np.ma.MaskedArray):
         raise ArgumentError(
             "an array with a mask", got=type(obj).__name__, hint="the numbers alone, .compressed()"
         )
     if isinstance(obj, (np.ndarray, np.generic)) and not is_text(obj):
-        return TypedTensor(*from_numpy(np.asarray(obj)), "array")
+        return TypedTensor(*from_numpy(np.asarray(obj)))
     if isinstance(obj, int) and not -(2**63) <= obj < 2**63:
         raise ArgumentError("an integer beyond int64", got=f"{obj.bit_length()} bits")
     if isinstance(obj, (bool, int, float, complex)):
-        return TypedTensor(*from_numpy(np.array(obj)), "scalar")
+        return TypedTensor(*from_numpy(np.array(obj)))
     return None
 
 
 def lacking(tensor: torch.Tensor) -> str | None:
-    """In words, why a torch tensor is not numbers of one shape in memory; None where it is.
+    """What a torch tensor is that is not numbers of one shape in memory; None where it is.
+
+    Sparse, nested, quantised, masked, fake and meta tensors are not.
 
     Examples
     --------
     >>> import torch
     >>> lacking(torch.ones(2, device="meta")), lacking(torch.ones(2))
-    ('a tensor of the meta device, without values', None)
+    ('Tensor, torch.strided, meta', None)
     """
     name = type(tensor).__name__
-    if tensor.is_meta:
-        return "a tensor of the meta device, without values"
-    if name in ("FakeTensor", "MaskedTensor"):
-        return f"a {name}"
-    if tensor.is_nested:
-        return "a nested tensor"
-    if tensor.is_quantized:
-        return f"a tensor of {tensor.dtype}"
-    return None if tensor.layout is torch.strided else f"a tensor of {tensor.layout}"
+    if (
+        tensor.layout is torch.strided
+        and name not in ("FakeTensor", "MaskedTensor")
+        and not (tensor.is_meta or tensor.is_nested or tensor.is_quantized)
+    ):
+        return None
+    return f"{name}, {tensor.layout}, {tensor.device}"
 
 
 def from_numpy(array: np.ndarray[Any, Any]) -> tuple[torch.Tensor, DType]:
@@ -215,39 +208,29 @@ def tree_leaves(tree: Any) -> list[Any]:
 
 
 def string_type(
-    obj: Any,
-    with_shape: bool = False,
-    with_min_max: bool = False,
-    with_device: bool = False,
-    limit: int = 20,
+    obj: Any, with_shape: bool = False, with_min_max: bool = False, with_device: bool = False
 ) -> str:
     """One line that describes any pytree of tensors.
 
     ``CT1s2x3[0.0,5.0:A2.5]`` is a tensor on the CPU (``C``; ``G`` on a GPU) of torch (``T``; ``A``
-    is a NumPy array, which has no device letter; ``F`` a fake tensor), with element type 1, ONNX's
-    number of float32, shape 2 × 3, smallest value 0, largest 5 and mean 2.5. The mean is taken in
-    float64. NaNs are left out of all three and counted: ``[0.0,5.0:A2.5N1nans]``. A complex tensor
-    gives those of its modulus. A tensor without dimensions shows its value, ``T1s=3.5``; one
-    without elements says ``[empty]``.
+    is a NumPy array, which has no device letter), with element type 1, ONNX's number of float32,
+    shape 2 × 3, smallest value 0, largest 5 and mean 2.5. The mean is taken in float64. NaNs are
+    left out of all three and counted: ``[0.0,5.0:A2.5N1nans]``. A complex tensor gives those of its
+    modulus. A tensor without dimensions shows its value, ``T1s=3.5``; one without elements says
+    ``[empty]``. A list or tuple of 20 or more shows its first element only.
 
     Parameters
     ----------
     obj : object
         Tensors, arrays, numbers, strings, lists, tuples, dicts, data classes, transformers' caches
-        and outputs, nested at will. An unknown class shows as ``Name(...)``.
+        and outputs, nested at will. An unknown class shows as ``Name(...)``, and so do a tensor
+        without values and an array of a type that ONNX lacks.
     with_shape : bool
         Shapes (``s2x3``) instead of ranks (``r2``).
     with_min_max : bool
         Smallest, largest and mean; numbers show their value.
     with_device : bool
         A letter for the device of each tensor.
-    limit : int, default 20
-        From this length on, a list or tuple shows its first element only.
-
-    Raises
-    ------
-    DtypeError
-        When ONNX has no such element type as a tensor of torch has.
 
     Examples
     --------
@@ -257,8 +240,7 @@ def string_type(
     >>> string_type({"a": (1, 2.5), "b": None}, with_min_max=True)
     'dict(a:(int=1,float=2.5),b:None)'
     """
-    check_whole("limit", limit, 0)
-    return _Describer(with_shape, with_min_max, with_device, limit).line(obj)
+    return _Describer(with_shape, with_min_max, with_device).line(obj)
 
 
 @dataclasses.dataclass
@@ -266,16 +248,13 @@ class _Describer:
     with_shape: bool
     with_min_max: bool
     with_device: bool
-    limit: int
 
     def line(self, obj: Any) -> str:
         name = type(obj).__name__
         if obj is None:
             return "None"
-        if isinstance(obj, torch.Tensor):
+        if isinstance(obj, (torch.Tensor, np.ndarray, np.generic)):
             return self._tensor(obj)
-        if type(obj) is np.ndarray or isinstance(obj, np.generic):
-            return self._array(np.asarray(obj))
         if isinstance(obj, (bool, int, float, complex)):
             return f"{name}={obj}" if self.with_min_max else name
         if isinstance(obj, (str, bytes)):
@@ -283,72 +262,46 @@ class _Describer:
         held = opened(obj)
         if held is None:
             return f"{name}(...)"
-        if isinstance(held, list):
-            text = self._sequence(held, type(obj) is tuple)
-            return text if type(obj) in (list, tuple) else name + text
-        cells = ",".join(f"{key}:{self.line(value)}" for key, value in held.items())
-        if type(obj) is dict and all(type(key) is int for key in held):
-            return f"{{{cells}}}"
-        return f"{name}({cells})"
+        if isinstance(held, dict):
+            cells = ",".join(f"{key}:{self.line(value)}" for key, value in held.items())
+            return f"{name}({cells})"
+        opening, closing = "()" if isinstance(obj, tuple) else "[]"
+        if len(held) >= _LONG:
+            return f"#{len(held)}{opening}{self.line(held[0])},...{closing}"
+        cells = ",".join(map(self.line, held))
+        if isinstance(obj, tuple):
+            return f"({cells},)" if len(held) == 1 else f"({cells})"
+        cache = "" if isinstance(obj, list) else name
+        return f"{cache}#{len(held)}[{cells}]"
 
-    def _sequence(self, held: list[Any], is_tuple: bool) -> str:
-        opening, closing = "()" if is_tuple else "[]"
-        if len(held) < self.limit or not held:
-            cells = ",".join(map(self.line, held))
-            if is_tuple:
-                return f"({cells},)" if len(held) == 1 else f"({cells})"
-            return f"#{len(held)}[{cells}]"
-        text = f"#{len(held)}{opening}{self.line(held[0])},...{closing}"
-        if self.with_min_max and all(isinstance(o, (bool, int, float)) for o in held):
-            text += f"[{min(held)},{max(held)}:A{sum(float(o) for o in held) / len(held)}]"
-        return text
-
-    def _array(self, array: np.ndarray[Any, Any]) -> str:
-        shape = self._shape(array.shape)
-        if is_text(array):
+    def _tensor(self, obj: Any) -> str:
+        is_array = not isinstance(obj, torch.Tensor)
+        shape = f"s{'x'.join(map(str, obj.shape))}" if self.with_shape else f"r{obj.ndim}"
+        if is_text(obj):
             return f"A8{shape}"
         try:
-            return f"A{dtype_info(array.dtype).onnx}{shape}{self._values(array)}"
-        except DtypeError:  # dates, records: NumPy's own name
-            return f"A<{array.dtype}>{shape}"
-
-    def _tensor(self, tensor: torch.Tensor) -> str:
-        fake = type(tensor).__name__ == "FakeTensor"
-        has_values = lacking(tensor) is None
-        if not (has_values or fake or tensor.is_meta):
-            return f"{type(tensor).__name__}(...)"
-        device = "C" if tensor.device.type in ("cpu", "meta") else "G"
-        head = (device if self.with_device else "") + ("F" if fake else "T")
-        text = f"{head}{dtype_info(tensor.dtype).onnx}{self._shape(tensor.shape)}"
-        return text + self._values(tensor) if has_values else text
-
-    def _shape(self, shape: Any) -> str:
-        return f"s{'x'.join(map(str, shape))}" if self.with_shape else f"r{len(shape)}"
-
-    def _values(self, obj: Any) -> str:
-        typed = as_tensor(obj) if self.with_min_max else None
-        if typed is None:
-            return ""
-        if typed.tensor.numel() == 0:
-            return "[empty]"
-        if typed.tensor.dim() == 0:
-            return f"={float(typed.tensor) if typed.info.is_float else typed.tensor.item()}"
-        return _extremes(typed)
+            typed = as_tensor(obj)
+        except RoundoffError:
+            return f"{type(obj).__name__}(...)"
+        assert typed is not None
+        tensor, info = typed
+        device = "" if is_array or not self.with_device else "G" if tensor.is_cuda else "C"
+        text = f"{device}{'A' if is_array else 'T'}{info.onnx}{shape}"
+        return text + _values(tensor, info) if self.with_min_max else text
 
 
-def _extremes(typed: TypedTensor) -> str:
+def _values(tensor: torch.Tensor, info: DType) -> str:
     """Smallest, largest, mean in float64, and the number of NaNs, which are left out."""
-    tensor, info = typed.tensor.flatten(), typed.info
+    if tensor.numel() == 0:
+        return "[empty]"
+    if tensor.dim() == 0:
+        return f"={float(tensor) if info.is_float else tensor.item()}"
     if info.kind in ("int", "uint", "bool"):  # torch has no minimum of all of these types
         array = tensor.cpu().numpy()
-        mean = float(array.sum(dtype=np.float64)) / len(array)
-        return f"[{array.min()},{array.max()}:A{mean}]"
-    if info.kind == "complex":
-        tensor = tensor.abs()
-    elif info.bits < 16:
-        tensor = tensor.float()
-    kept = tensor[~tensor.isnan()]
-    nans = f"N{len(tensor) - len(kept)}nans" if len(kept) < len(tensor) else ""
+        return f"[{array.min()},{array.max()}:A{float(array.mean(dtype=np.float64))}]"
+    sizes = tensor.abs() if info.kind == "complex" else tensor.to(torch.float64)
+    kept = sizes[~sizes.isnan()]
+    nans = f"N{sizes.numel() - len(kept)}nans" if len(kept) < sizes.numel() else ""
     if not len(kept):
         return f"[{nans}]"
     low, high = (end.item() for end in kept.aminmax())

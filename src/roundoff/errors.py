@@ -63,16 +63,6 @@ class RoundoffError(Exception):
         text = self.message + (": " + ", ".join(found) if found else "")
         return text + (f"; try: {self.hint}" if self.hint else "")
 
-    def __reduce__(self) -> tuple[object, ...]:
-        # Keyword-only arguments: the default would rebuild the error from its message alone.
-        return (_rebuild, (type(self), self.message, self.got, self.expected, self.hint))
-
-
-def _rebuild(
-    kind: type[RoundoffError], message: str, got: object, expected: str | None, hint: str | None
-) -> RoundoffError:
-    return kind(message, got=got, expected=expected, hint=hint)
-
 
 class ArgumentError(RoundoffError, ValueError):
     """An argument or option has a value that is not allowed.

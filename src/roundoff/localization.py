@@ -109,7 +109,8 @@ def localize(
     """
     import pandas
 
-    for evaluator in (first, second) if truth is None else (first, second, truth):
+    evaluators = [first, second] if truth is None else [first, second, truth]
+    for evaluator in evaluators:
         if not isinstance(evaluator, TorchOnnxEvaluator):
             raise ArgumentError(
                 "no evaluator",
@@ -117,24 +118,18 @@ def localize(
                 expected="a TorchOnnxEvaluator",
                 hint="TorchOnnxEvaluator(model)",
             )
+    if truth is not None and not truth.settings.truth:
+        raise ArgumentError(
+            "this truth is none",
+            got="an evaluator that computes in the model's types",
+            expected="one that computes in float64",
+            hint="TorchOnnxEvaluator(model, truth=True)",
+        )
     check_mapping("feeds", feeds, "input names to tensors")
-    _check_same(first, second, feeds)
-    steps = zip(first.steps(feeds), second.steps(feeds), strict=True)
-    if truth is None:
-        rows = [_row(second, *pair) for pair in steps]
-    else:
-        if not truth.settings.truth:
-            raise ArgumentError(
-                "this truth is none",
-                got="an evaluator that computes in the model's types",
-                expected="one that computes in float64",
-                hint="TorchOnnxEvaluator(model, truth=True)",
-            )
-        _check_same(first, truth, feeds)
-        rows = [
-            _row(second, *pair, truth, true)
-            for pair, true in zip(steps, truth.steps(feeds), strict=True)
-        ]
+    for evaluator in evaluators[1:]:
+        _check_same(first, evaluator, feeds)
+    steps = zip(*(evaluator.steps(feeds) for evaluator in evaluators), strict=True)
+    rows = [_row(second, truth, *step) for step in steps]
     return Localization(pandas.DataFrame(rows, columns=list(COLUMNS)))
 
 
@@ -168,9 +163,9 @@ def _check_same(
 
 def _row(
     second: TorchOnnxEvaluator,
+    truth: TorchOnnxEvaluator | None,
     one: Step,
     other: Step,
-    truth: TorchOnnxEvaluator | None = None,
     true: Step | None = None,
 ) -> dict[str, Any]:
     isolated = second.run_node(one.node.index, one.inputs)

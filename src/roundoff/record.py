@@ -149,7 +149,7 @@ def row_parts(frame: pd.DataFrame, part: str | None) -> list[str | None]:
     Examples
     --------
     >>> import pandas as pd
-    >>> frame = pd.DataFrame({"runtime": ["torch on CPU", "ORT on CUDA", "sequential", None]})
+    >>> frame = pd.DataFrame({"runtime": ["Triton on CPU", "cuda:0", "sequential", None]})
     >>> row_parts(frame, "runtime")
     ['cpu', 'gpu', 'cpu', None]
     >>> row_parts(frame, "gpu")

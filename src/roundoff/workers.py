@@ -26,7 +26,7 @@ from unittest import mock
 
 import cloudpickle
 
-from .arguments import check_number, check_text, check_whole
+from .arguments import check_choice, check_number, check_whole
 from .errors import ArgumentError, UnsupportedError, WorkerError
 
 __all__ = ["Workers"]
@@ -92,7 +92,7 @@ class Workers:
         self.count = check_whole("count", count, 1)
         self.limit_s = check_number("limit_s", limit_s, above=0)
         self.environment = dict(environment or {})
-        check_text("backend", backend)
+        check_choice("backend", backend, ("gloo", "nccl"))
         if not dist.is_backend_available(backend):
             raise UnsupportedError("this build of torch lacks a backend", got=backend)
         self.backend = backend

@@ -90,18 +90,12 @@ def test_at_any_scale_the_verdict_is_that_of_the_scale_of_the_calibration(
         assert found.allows(0 * expected, expected) == (exponent < -20)
 
 
-def test_at_any_scale_an_infinity_allows_nothing_else() -> None:
+def test_at_any_scale_an_infinity_allows_nothing_else_and_a_subnormal_its_last_place() -> None:
     found = calibrated_tolerance([(np.ones(4, np.float32), np.ones(4, np.float32))] * 33)
     expected = np.array([np.inf, -np.inf, 1, 2], np.float32)
     assert found.allows(expected, expected, any_scale=True)
-    for place in range(4):
-        got = expected.copy()
-        got[place] = 1.5
+    for got in np.where(np.eye(4), np.float32(1.5), expected):
         assert not found.allows(got, expected, any_scale=True)
-
-
-def test_at_any_scale_the_last_place_of_a_subnormal_number_is_allowed() -> None:
-    found = calibrated_tolerance([(np.ones(4, np.float32), np.ones(4, np.float32))] * 33)
     expected = np.full(4, 2.0**-145, np.float32)
     assert found.allows(expected + np.float32(2.0**-149), expected, any_scale=True)
     assert not found.allows(0 * expected, expected, any_scale=True)
@@ -123,10 +117,8 @@ def test_at_any_scale_the_last_place_of_a_subnormal_number_is_allowed() -> None:
 def test_where_none_can_be_defended_it_says_why(pairs: list, text: str) -> None:
     found = calibrated_tolerance(pairs)
     assert not found.found
-    assert text in found.reason
-    assert str(found).startswith("no tolerance can be defended: ")
+    assert text in str(found)
     assert math.isnan(found.rtol)
-    assert math.isnan(found.passes)
     with pytest.raises(ArgumentError, match="no tolerance"):
         found.allows(np.ones(2), np.ones(2))
 

@@ -48,8 +48,6 @@ def test_pieces_of_any_number_and_stride(size: int) -> None:
     got = truth.astype(np.float32)
     for t, g in ((truth, got), (truth.T, got.T), (truth[::-1], got[::-1])):
         assert scaled_error(t, g) == pytest.approx(plain(t, g), rel=1e-12)
-    tensors = torch.from_numpy(truth), torch.from_numpy(got)
-    assert scaled_error(*(t.t() for t in tensors)) == pytest.approx(plain(truth, got), rel=1e-12)
 
 
 def test_bfloat16_and_the_type_of_another() -> None:
@@ -58,11 +56,7 @@ def test_bfloat16_and_the_type_of_another() -> None:
     inside = scaled_error(truth, narrow)
     assert 0.25 < inside.largest < 0.71
     assert scaled_error(truth, narrow.float(), dtype="bfloat16") == inside
-    assert scaled_error(truth.float(), narrow.float(), dtype=torch.bfloat16).largest == (
-        pytest.approx(inside.largest, rel=1e-4)
-    )
-    array = truth.numpy().astype(ml_dtypes.bfloat16)
-    assert scaled_error(truth.numpy(), array) == inside
+    assert scaled_error(truth.numpy(), truth.numpy().astype(ml_dtypes.bfloat16)) == inside
 
 
 def test_several_tensors() -> None:
@@ -87,26 +81,16 @@ def test_a_result_that_is_not_finite(bad: float) -> None:
 
 
 def test_a_truth_of_zeros_and_of_nothing() -> None:
-    zero = np.zeros(4)
-    assert scaled_error(zero, np.float32(zero)) == (0, 0, 0, 0)
-    found = scaled_error(zero, np.float32([0, 0, -1e-3, 0]))
-    assert found[:3] == (math.inf, math.inf, -math.inf)
-    assert found.abs == pytest.approx(1e-3)
-    assert scaled_error(np.zeros((0, 3)), np.zeros((0, 3), np.float32)) == (0, 0, 0, 0)
-
-
-def test_squares_neither_overflow_nor_underflow() -> None:
-    for size in (1e-180, 1e180):
-        truth = np.array([size, -size])
-        assert scaled_error(truth, np.zeros(2, np.float32)).largest == pytest.approx(2**23)
+    for zero in np.zeros(4), np.zeros((0, 3)):
+        assert scaled_error(zero, np.float32(zero)) == (0, 0, 0, 0)
+    found = scaled_error(np.zeros(2), np.float32([0, -0.5]))
+    assert found == (math.inf, math.inf, -math.inf, 0.5)
 
 
 def test_dicts_are_paired_by_key() -> None:
-    truth = {"a": np.full(4, 1.0), "b": [{"c": np.full(4, 3.0), "d": np.full(4, 5.0)}]}
-    got = {
-        "b": [{"d": np.full(4, 5.0, np.float32), "c": np.full(4, 3.0, np.float32)}],
-        "a": np.full(4, 1.0, np.float32),
-    }
+    one, two = np.full(4, 1.0), np.full(4, 3.0)
+    truth = {"a": one, "b": [{"c": two, "d": 2 * two}]}
+    got = {"b": [{"d": np.float32(2 * two), "c": np.float32(two)}], "a": np.float32(one)}
     assert scaled_error(truth, got).largest == 0
     with pytest.raises(ArgumentError, match="different keys"):
         scaled_error(truth, {"a": got["a"], "x": got["b"]})
@@ -125,6 +109,7 @@ def test_on_a_gpu() -> None:
     ("truth", "got"),
     [
         ([1e-10, 1e-10], [1e200, 1e-10]),
+        ([1e180, 1e180], [0.0, 1e180]),
         ([1e-300, 1e-300], [1.0, 1e-300]),
         ([1.0, 1e-200], [1.0, 3e-200]),
     ],

@@ -39,9 +39,6 @@ def sums(terms: int, samples: int, dtype: type, seed: int, low: float) -> np.nda
 def test_no_error_is_above_the_bounds(dtype: type, terms: int, low: float) -> None:
     errors = sums(terms, 2000, dtype, 0, low)
     assert errors.max() <= tolerance(dtype, terms)
-    for confidence in (0.5, 0.9, 0.999):
-        bound = tolerance(dtype, terms, confidence=confidence)
-        assert np.mean(errors <= bound) >= confidence
 
 
 def test_the_deterministic_bound_is_almost_reached() -> None:
@@ -118,25 +115,12 @@ def test_truncation_with_converted_operands_and_a_narrow_result() -> None:
     assert (np.abs(half - exact) <= bound * size).all()
 
 
-@given(st.integers(1, 10**5), st.integers(1, 10**9), st.floats(0.01, 0.999_999))
-@settings(max_examples=100)
-def test_the_union_bound(terms: int, elements: int, confidence: float) -> None:
-    # Each may fail so much more rarely: from its confidence to that of all, which loses no digits.
-    alone = 1 - (1 - confidence) / elements
-    each = tolerance("float32", terms, confidence=alone)
-    together = 1 - (1 - alone) * elements
-    all_of_them = tolerance("float32", terms, confidence=together, elements=elements)
-    assert all_of_them == pytest.approx(each, rel=1e-9)
-    assert all_of_them <= tolerance("float32", terms, elements=elements) == terms * SINGLE
-
-
 def test_the_part_of_a_tolerance_that_was_used() -> None:
     a = np.float32([[1, -2], [3, 0]])
     b = a + np.float32([[0, 0.5], [-0.25, 0]])
     size = np.array([[1, 2], [0.5, 0]])
     assert tolerance_used(a, b, size, 0.5) == 0.5  # 0.25 / (2 × 0.5 × 0.5) and 0.5 / 2
-    assert tolerance_used(b, a, size, 0.25) == 1
-    assert tolerance_used(a.T, b.T, size.T, 0.25) == 1
+    assert tolerance_used(b.T, a.T, size.T, 0.25) == 1
     assert tolerance_used(a, a, 0 * size, 0.25) == 0
     assert tolerance_used(a[:0], b[:0], size[:0], 0.25) == 0
     tensors = [torch.from_numpy(x) for x in (a, b)]
@@ -157,7 +141,6 @@ def test_subnormal_results_may_be_one_number_apart() -> None:
     b = np.nextafter(a, np.float16(1))
     assert tolerance_used(a, b, size, tolerance("float16", 1)) == 1
     assert tolerance_used(a, b + (b - a), size, tolerance("float16", 1)) == 2
-    assert tolerance_used(a, b, 0 * size, tolerance("float16", 1)) == math.inf
 
 
 @given(st.floats(0, 1e300))

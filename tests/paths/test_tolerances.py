@@ -28,10 +28,10 @@ def test_the_size_that_passes_is_what_is_told(name: str, dtype: str) -> None:
     tolerance = compare_runtimes(proto, providers=CPU).tolerances["Z"]
     for k in range(20):
         result = other(feeds_of(proto, k)).double()
-        size = tolerance.passes * result.square().mean().sqrt()
+        size = tolerance.rtol * result.square().mean().sqrt()
         assert tolerance.allows(result + 0.8 * size, result)
-        assert tolerance.allows(result * (1 + 0.9 * tolerance.passes), result)
-        assert not tolerance.allows(result * (1 + 4 * tolerance.passes), result)
+        assert tolerance.allows(result * (1 + 0.9 * tolerance.rtol), result)
+        assert not tolerance.allows(result * (1 + 4 * tolerance.rtol), result)
 
 
 KINDS: dict[str, Callable[..., torch.Tensor]] = {

@@ -11,19 +11,6 @@ arithmetic*, SIAM Journal on Matrix Analysis and Applications 34, 2013), which s
 classical γ_n = n u / (1 − n u) (N. J. Higham, *Accuracy and Stability of Numerical Algorithms*,
 SIAM, 2nd edition 2002, section 3.1).
 
-Rounding to nearest, with a probability. Where rounding errors are independent and of mean zero, n
-can be replaced by about λ √n: the error is at most (exp(λ √n u + n u² / (1 − u)) − 1) S with
-probability at least 1 − 2 n exp(−λ² (1 − u)² / 2) (N. J. Higham, T. Mary, *A new approach to
-probabilistic rounding error analysis*, SIAM Journal on Scientific Computing 41, 2019, theorem
-3.1). For m elements to keep within the bound at once, each may fail with a probability m times
-smaller, whether or not they are independent.
-
-It does **not** hold where errors have a sign, as with truncation and with sums of equal terms: in a
-binade of the sum each addition then rounds the same way. The plain float32 sum of n times
-0.1 × 1.0 exceeds the bound of confidence 1 − 10⁻⁹ 1.3 times at n = 4096 and 5.0 times at 65,536;
-of the bound that always holds it uses 0.16. Neither does it hold where a sum
-stagnates since a term is below half its last place, for which n u ≥ 1 is the sign.
-
 Truncation, as in tensor cores. A step adds a block of products and the accumulator at once: all
 addends are aligned to the largest of them, cut to p bits, added without error, and the sum is cut
 to the accumulation type (M. Fasi, N. J. Higham, M. Mikaitis, S. Pranesh, *Numerical behavior of
@@ -78,11 +65,9 @@ def tolerance(
     dtype: Any,
     terms: int,
     accumulate: Any = None,
-    confidence: float | None = None,
     operands: Any = None,
     *,
     rounding: str = "nearest",
-    elements: int = 1,
 ) -> float:
     """Largest error that rounding can explain in a sum of products x_i w_i, over Σ\\|x_i w_i\\|.
 
@@ -103,11 +88,6 @@ def tolerance(
     accumulate : any, optional
         Type of products and sums; by default *dtype*. Matrix products in float16 and bfloat16
         usually accumulate in float32.
-    confidence : float, optional
-        Probability, between 0 and 1, with which all *elements* keep within the tolerance **if
-        rounding errors are independent and of mean zero**; by default the bound always holds.
-        Equal or structured terms, as of constants, masks and padding, break it: 5 times for
-        65,536 equal ones (see the module's docstring). Use it for data of random digits alone.
     operands : any, optional
         Narrower type that the operands are converted to first: ``"tf32"`` or a floating type. The
         conversions are counted in full, since they are the same for all results. TF32 may be
@@ -116,10 +96,6 @@ def tolerance(
         How sums are rounded: truncation for tensor cores, whose products are exact but whose
         accumulation cuts. The bound is then 2u for each term, in blocks of any size; the
         assumptions are listed in the module's docstring.
-    elements : int, default 1
-        Number of elements in the result, all of which are to keep within the tolerance. It
-        matters with *confidence* alone: each may then fail with probability
-        (1 − confidence) / elements.
 
     Returns
     -------
@@ -132,10 +108,7 @@ def tolerance(
     Raises
     ------
     ArgumentError
-        When *terms* or *elements* is less than 1, *confidence* is not between 0 and 1, *rounding*
-        is unknown, or *confidence* is given where the probabilistic model does not hold: with
-        truncation, whose errors have a sign, or with so many terms that a sum stagnates (terms ×
-        unit roundoff of 1 or more).
+        When *terms* is less than 1, or *rounding* is unknown.
     DtypeError
         When a type is not a floating one.
 
@@ -145,39 +118,14 @@ def tolerance(
     True
     >>> round(tolerance("float16", 1024, accumulate="float32") / 2.0**-11, 3)
     1.125
-    >>> tolerance("float32", 1024, confidence=0.99) < tolerance("float32", 1024) / 4
-    True
     >>> tolerance("float32", 1024, rounding="truncation") / tolerance("float32", 1024)
     2.0
     """
     result = real_type(dtype)
     wide = result if accumulate is None else real_type(accumulate)
     check_whole("terms", terms, 1, 2**63 - 1)
-    check_whole("elements", elements, 1, 2**63 - 1)
-    if confidence is not None:
-        check_number("confidence", confidence, above=0, below=1)
     check_choice("rounding", rounding, ("nearest", "truncation"))
-    if rounding == "truncation" and confidence is not None:
-        raise ArgumentError(
-            "no confidence with truncation: its errors have a sign and add up, so that √n is no "
-            "bound",
-            got=confidence,
-            hint="leave confidence out for the bound that always holds",
-        )
-    u = wide.unit_roundoff
-    if confidence is not None and terms * u >= 1:
-        raise ArgumentError(
-            f"no confidence for so many terms in {wide.name}: a sum stagnates, and its errors have "
-            "a sign",
-            got=terms,
-            expected=f"fewer than {1 / u:.0f}",
-            hint="leave confidence out for the bound that always holds",
-        )
-    bound = terms * (2 * u if rounding == "truncation" else u)
-    if confidence is not None:
-        spread = math.sqrt(2 * math.log(2 * terms * elements / (1 - confidence))) / (1 - u)
-        exponent = spread * math.sqrt(terms) * u + terms * u * u / (1 - u)
-        bound = min(bound, math.expm1(exponent) if exponent < 700 else math.inf)
+    bound = terms * wide.unit_roundoff * (2 if rounding == "truncation" else 1)
     if operands is not None:
         name = str(operands).lower()
         each = TF32 if name in ("tf32", "tensorfloat32") else real_type(operands).unit_roundoff

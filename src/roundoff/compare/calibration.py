@@ -54,10 +54,6 @@ _MARGIN = 2.0
 _STRETCHED = 10.0
 #: Steps beyond which a type of few digits says nothing.
 _STEPS = 16
-_ASSUMES = (
-    "inputs of these ranges, signs and shapes. It does not hold for more cancellation, a larger "
-    "|mean| / std before a normalisation, or underflow"
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +63,9 @@ class CalibratedTolerance:
     Attributes
     ----------
     rtol : float
-        For ``|a − b| <= atol + rtol |b|``, as in NumPy and torch; NaN where there is none.
+        For ``|a − b| <= atol + rtol |b|``, as in NumPy and torch; NaN where there is none. A fault
+        that changes no element by more than this share of the output's root mean square is not
+        seen; one of a few times that is.
     atol : float
         The same; NaN where there is none.
     feeds : int
@@ -76,9 +74,6 @@ class CalibratedTolerance:
         How many of them gave different bits.
     false_alarms : float
         Probability, at most, with which a fresh input of the same kind exceeds it.
-    passes : float
-        A fault that changes no element by more than this share of the output's root mean square
-        is not seen; one of a few times that is.
     extrapolated : bool
         Whether a tail was assumed: false with 1 / false_alarms inputs or more.
     reason : str
@@ -96,7 +91,6 @@ class CalibratedTolerance:
     feeds: int = 0
     differ: int = 0
     false_alarms: float = FALSE_ALARMS
-    passes: float = math.nan
     extrapolated: bool = False
     reason: str = ""
 
@@ -145,16 +139,15 @@ class CalibratedTolerance:
     def __str__(self) -> str:
         if not self.found:
             return f"no tolerance can be defended: {self.reason}"
-        return f"rtol={self.rtol:.2g}, atol={self.atol:.2g}. {self.terms()}"
-
-    def terms(self) -> str:
-        """The two error rates, and what it assumes."""
         rate = f"1 fresh input in {round(1 / self.false_alarms)} may fail"
         if self.extrapolated:
             rate += ", if differences have a power law's tail or a lighter one"
         return (
+            f"rtol={self.rtol:.2g}, atol={self.atol:.2g}. "
             f"Calibrated on {self.feeds} inputs: {rate}. A fault that moves every element by "
-            f"less than {self.passes:.2g} of the RMS passes. The tolerance holds for {_ASSUMES}."
+            f"less than {self.rtol:.2g} of the RMS passes. The tolerance holds for inputs of these "
+            "ranges, signs and shapes. It does not hold for more cancellation, a larger "
+            "|mean| / std before a normalisation, or underflow."
         )
 
 
@@ -216,41 +209,49 @@ class Calibration:
     def tolerance(self, false_alarms: float = FALSE_ALARMS) -> CalibratedTolerance:
         """What the inputs so far give; *false_alarms* is the share of fresh ones that may fail."""
         n, differ = len(self.scores), sum(s > 0 for s in self.scores)
-        told = CalibratedTolerance(feeds=n, differ=differ, false_alarms=false_alarms)
-        if self._reason or self.info is None:
-            return dataclasses.replace(told, reason=self._reason or "there are no results")
-        if n < LEAST:
-            return dataclasses.replace(told, reason=f"{n} inputs: at least {LEAST} show a tail")
-        eps, largest = self.info.eps, max(self.scores)
+        steps, reason = 0.0, self._reason
         extrapolated = n + 1 < 1 / false_alarms
-        tail = _tail(self.scores, _CAREFUL * false_alarms)
-        if not extrapolated:  # no assumption is needed, and the tail is only a margin
-            tail = min(tail, _MARGIN * (1 + largest))
-        steps = max(_FLOOR, 1 + largest, tail)
-        stretched = steps > max(_FLOOR, _STRETCHED * (1 + largest))
-        told_steps = 1 + largest if stretched else steps
-        # Beyond this a difference is no rounding, or the tolerance hides every fault.
-        if not told_steps * eps <= max(math.sqrt(eps), _STEPS * eps):
-            return dataclasses.replace(told, reason=self._too_wide(told_steps))
-        if stretched:
-            reason = (
-                f"the largest of the {n} inputs differs by {largest:.2g} last places, and their "
-                f"tail reaches {steps:.2g}: calibrate on {math.ceil(1 / false_alarms)} inputs"
+        if not reason and self.info is None:
+            reason = "there are no results"
+        elif not reason and n < LEAST:
+            reason = f"{n} inputs: at least {LEAST} show a tail"
+        elif not reason:
+            steps, reason = self._steps(false_alarms, extrapolated)
+        if reason or self.info is None:
+            return CalibratedTolerance(
+                feeds=n, differ=differ, false_alarms=false_alarms, reason=reason
             )
-            return dataclasses.replace(told, reason=reason)
-        least = self.info.tiny * eps  # the spacing of the subnormal numbers
-        rtol, atol = _rounded_up(steps * eps), _rounded_up(max(steps * eps * self.rms, least))
-        return dataclasses.replace(
-            told, rtol=rtol, atol=atol, passes=rtol, extrapolated=extrapolated
+        part = steps * self.info.eps
+        # The latter is the spacing of the subnormal numbers.
+        atol = max(part * self.rms, self.info.tiny * self.info.eps)
+        return CalibratedTolerance(
+            _rounded_up(part), _rounded_up(atol), n, differ, false_alarms, extrapolated
         )
 
-    def _too_wide(self, steps: float) -> str:
+    def _steps(self, false_alarms: float, extrapolated: bool) -> tuple[float, str]:
+        """Steps that a fresh input exceeds as rarely, and why they make no tolerance."""
         assert self.info is not None
-        part = steps * self.info.eps
-        text = f"it would be {part:.2g} of the output's RMS, more than rounding alone explains"
-        if self.rms < self.info.tiny / self.info.eps:
-            return text + f": the results, of RMS {self.rms:.2g}, underflow in {self.info.name}"
-        return text + " without cancellation"
+        least = 1 + max(self.scores)
+        tail = _tail(self.scores, _CAREFUL * false_alarms)
+        if not extrapolated:  # no assumption is needed, and the tail is only a margin
+            tail = min(tail, _MARGIN * least)
+        steps = max(_FLOOR, least, tail)
+        stretched = steps > max(_FLOOR, _STRETCHED * least)
+        eps, told = self.info.eps, least if stretched else steps
+        # Beyond this a difference is no rounding, or the tolerance hides every fault.
+        if not told * eps <= max(math.sqrt(eps), _STEPS * eps):
+            reason = f"it would be {told * eps:.2g} of the output's RMS, more than rounding alone "
+            if self.rms >= self.info.tiny / eps:
+                return steps, reason + "explains without cancellation"
+            where = f"of RMS {self.rms:.2g}, underflow in {self.info.name}"
+            return steps, reason + f"explains: the results, {where}"
+        if stretched:
+            return steps, (
+                f"the largest of the {len(self.scores)} inputs differs by {least - 1:.2g} last "
+                f"places, and their tail reaches {steps:.2g}: calibrate on "
+                f"{math.ceil(1 / false_alarms)} inputs"
+            )
+        return steps, ""
 
 
 def _tail(scores: list[float], p: float) -> float:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from roundoff.describe import TypedTensor, tree_leaves
@@ -182,11 +183,5 @@ def _shift(top: float) -> int:
 
 def _over(error: float, unit: float, power: int) -> float:
     """error / unit × 2**power; infinite where float64 does not hold it, or without a unit."""
-    if not error:
-        return 0.0
-    if not unit:
-        return math.copysign(math.inf, error)
-    try:
-        return math.ldexp(error / unit, power)
-    except OverflowError:
-        return math.copysign(math.inf, error)
+    with np.errstate(divide="ignore", over="ignore"):
+        return float(np.ldexp(np.divide(error, unit), power)) if error else 0.0

@@ -3,15 +3,12 @@
 Every difference is taken in float64 (in complex128 for complex types; 64-bit integers by halves,
 so that nothing overflows). A piece of the two tensors is widened, measured and forgotten, which
 keeps the extra memory bounded.
-
-Sums are taken over runs of elements and these are added exactly, so that neither the number of
-threads nor the kind of tensor changes a result.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -23,22 +20,18 @@ from .bits import FAR, coarser, steps_apart
 from .difference import Difference, identical
 from .pieces import partition
 
-#: Elements of a run, whose sum is taken at once: what the caches of a core hold. torch keeps work
-#: on fewer than 32,768 elements to one thread.
-RUN = 32_704
-#: Elements of a piece of tensors that are not contiguous; it must not depend on the threads.
-STRIDED = RUN << 4
+#: Elements of a piece for each thread: what the caches of a core hold in several copies.
+PIECE = 1 << 15
 
 
-def measure(expected: TypedTensor, got: TypedTensor, thresholds: Sequence[float]) -> Difference:
+def measure(expected: TypedTensor, got: TypedTensor) -> Difference:
     """The difference of two tensors of one shape, on whatever devices they are."""
     shape, infos = tuple(expected.tensor.shape), (expected.info, got.info)
-    total = identical(expected.tensor.numel(), thresholds)
+    total = identical(expected.tensor.numel())
     coarse = _coarse(infos)
-    counts = dict.fromkeys((0.0, *thresholds), 0)
-    sums: list[float] = []
     worst = 0
-    for offset, e, g in _pieces(expected.tensor, got.tensor):
+    for offset, index in partition(shape, PIECE * torch.get_num_threads()):
+        e, g = (t.tensor[index].reshape(-1).cpu() for t in (expected, got))
         wide, wide_got, size = _apart(e, g, infos)
         top = size.amax().item()
         finite = top < math.inf
@@ -47,10 +40,8 @@ def measure(expected: TypedTensor, got: TypedTensor, thresholds: Sequence[float]
             top = size.amax().item()
         if top > total["abs"]:
             total["abs"], worst = top, offset + int(size.numpy().argmax())
-        sums += _sums(size)
-        for threshold in counts:
-            if threshold < top:
-                counts[threshold] += int((size > threshold).sum())
+        total["sum"] += size.sum().item()
+        total["differ"] += int(size.count_nonzero())
         if coarse is not None:
             if wide.is_complex():
                 e, g = (torch.view_as_real(t).reshape(-1) for t in (wide, wide_got))
@@ -60,24 +51,11 @@ def measure(expected: TypedTensor, got: TypedTensor, thresholds: Sequence[float]
     if coarse is None:
         total["ulp"] = int(total["abs"])
     total["rel"] = math.inf if total["zeros"] else total["rel_nonzero"]
-    total["sum"], total["differ"] = _total(sums), counts[0.0]
-    if thresholds:
-        total["rep"] = {f">{t}": counts[t] for t in thresholds}
     if total["abs"] > 0:
         index = tuple(int(i) for i in np.unravel_index(worst, shape))
         total["argm"] = index
         total.update(expected=expected.tensor[index].item(), got=got.tensor[index].item())
     return total
-
-
-def _pieces(e: torch.Tensor, g: torch.Tensor) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-    """Flat pieces on the CPU, each after the index of its first element."""
-    most = STRIDED
-    if e.is_contiguous() and g.is_contiguous():
-        e, g, most = e.view(-1), g.view(-1), RUN * torch.get_num_threads()
-    for offset, index in partition(e.shape, most):
-        a, b = ((t[index] if index else t).reshape(-1).cpu() for t in (e, g))
-        yield offset, a, b
 
 
 def _coarse(infos: Sequence[DType]) -> DType | None:
@@ -123,21 +101,6 @@ def _settle(total: Difference, e: torch.Tensor, g: torch.Tensor, size: torch.Ten
     total["dinf"] += int(apart.sum())
     # NaN beside a number, and infinite complex parts that cancel.
     size.masked_fill_(size.isnan(), math.inf).masked_fill_(same, 0.0)
-
-
-def _sums(x: torch.Tensor) -> list[float]:
-    """Sums of runs: their grouping depends on nothing else."""
-    whole = len(x) // RUN * RUN
-    sums: list[float] = x[:whole].view(-1, RUN).sum(1).tolist() if whole else []
-    return sums + ([x[whole:].sum().item()] if whole < len(x) else [])
-
-
-def _total(sums: Sequence[float]) -> float:
-    """Sum rounded once; as floats add where it overflows on the way."""
-    try:
-        return math.fsum(sums)
-    except (OverflowError, ValueError):  # past the largest number
-        return float(sum(sums))
 
 
 def _add_relative(total: Difference, e_size: torch.Tensor, size: torch.Tensor) -> None:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from roundoff.arguments import check_number
 from roundoff.describe import TypedTensor, as_tensor, is_text, opened, string_type, tree_leaves
 from roundoff.errors import ArgumentError
 
-from .difference import THRESHOLDS, Difference, identical, merge, unlike
+from .difference import Difference, identical, merge, unlike
 from .stats import measure
 
 
-def max_diff(expected: Any, got: Any, hist: bool | Sequence[float] = False) -> Difference:
+def max_diff(expected: Any, got: Any) -> Difference:
     """Compare two pytrees of tensors.
 
     Parameters
@@ -24,25 +22,22 @@ def max_diff(expected: Any, got: Any, hist: bool | Sequence[float] = False) -> D
     expected, got : object
         Tensors of torch (any device), NumPy arrays, numbers, strings, None, and lists, tuples,
         dicts, caches and model outputs of these. Element types,
-        devices and kinds may differ: the comparison is then done in a wider type, and noted. A
+        devices and kinds may differ: the comparison is then done in a wider type. A
         tensor may stand for a list of one tensor; a list for a tuple; a list or tuple for a dict,
         data class or model output with as many values, in its order, or for one with as many
         tensors, in the order in which exported models give them.
-    hist : bool or sequence of float
-        Count the differences above 0, 0.0001, 0.001, 0.01, 0.1, 1, 10 and 100, or above the
-        thresholds given.
 
     Returns
     -------
     Difference
-        ``abs``, ``rel``, ``ulp``, ``share``, ``where``, ``index``, ``histogram`` and more, as
-        attributes and, as a dict, under the keys that its class lists.
+        ``abs``, ``rel``, ``ulp``, ``share``, ``where``, ``index`` and more, as attributes and, as
+        a dict, under the keys that its class lists.
 
     Raises
     ------
     ArgumentError
         When a leaf is neither a tensor, a number, a string nor None, is sparse, has no data or a
-        mask, is an integer beyond int64, or a threshold is no number.
+        mask, or is an integer beyond int64.
     DtypeError
         When a leaf has an element type that ONNX has not.
 
@@ -64,33 +59,25 @@ def max_diff(expected: Any, got: Any, hist: bool | Sequence[float] = False) -> D
     >>> max_diff({"a": 1.0}, {"b": 1.0})["mismatch"]
     ["keys ['a'] against ['b']"]
     """
-    if isinstance(hist, bool):
-        hist = THRESHOLDS if hist else ()
-    if not isinstance(hist, Sequence):
-        raise ArgumentError("hist", got=type(hist).__name__, expected="True, or numbers")
-    thresholds = tuple(check_number("a threshold of hist", h, finite=False) for h in hist)
-    return _compare(expected, got, "", thresholds)
+    return _compare(expected, got, "")
 
 
-def _compare(e: Any, g: Any, where: str, thresholds: tuple[float, ...]) -> Difference:
+def _compare(e: Any, g: Any, where: str) -> Difference:
     at = f" at {where}" if where else ""
     (kind, one), (kind_got, other) = (_leaf_or_held(value, at) for value in (e, g))
     if kind == kind_got == "nothing":
         return identical()
     if kind == kind_got == "text":
-        return _texts(one, other, where, thresholds)
+        return _texts(one, other, where)
     if kind == kind_got == "tensor":
-        return _tensors(one, other, where, thresholds)
+        return _tensors(one, other, where)
     if kind == kind_got == "container":
-        return _containers(e, g, where, thresholds)
+        return _containers(e, g, where)
     if kind == "tensor" and isinstance(g, (list, tuple)) and len(g) == 1:
-        total = _compare(e, g[0], where, thresholds)
-    elif kind_got == "tensor" and isinstance(e, (list, tuple)) and len(e) == 1:
-        total = _compare(e[0], g, where, thresholds)
-    else:
-        return unlike(f"{string_type(e, True)} against {string_type(g, True)}{at}")
-    total["notes"].append(f"a tensor against one in a list{at}")
-    return total
+        return _compare(e, g[0], where)
+    if kind_got == "tensor" and isinstance(e, (list, tuple)) and len(e) == 1:
+        return _compare(e[0], g, where)
+    return unlike(f"{string_type(e, True)} against {string_type(g, True)}{at}")
 
 
 def _leaf_or_held(value: Any, at: str) -> tuple[str, Any]:
@@ -112,11 +99,9 @@ def _leaf_or_held(value: Any, at: str) -> tuple[str, Any]:
     )
 
 
-def _containers(e: Any, g: Any, where: str, thresholds: tuple[float, ...]) -> Difference:
+def _containers(e: Any, g: Any, where: str) -> Difference:
     at = f" at {where}" if where else ""
     one, other = opened(e), opened(g)
-    names = [type(o).__name__ for o in (e, g)]
-    notes = [f"{names[0]} against {names[1]}{at}"] if names[0] != names[1] else []
     if isinstance(one, dict) and isinstance(other, dict):
         if set(one) != set(other):
             only = [sorted(map(str, a.keys() - b.keys())) for a, b in ((one, other), (other, one))]
@@ -129,33 +114,23 @@ def _containers(e: Any, g: Any, where: str, thresholds: tuple[float, ...]) -> Di
             leaves = [tree_leaves(e), tree_leaves(g)]
             if len(leaves[0]) == len(leaves[1]):
                 lists = leaves
-                notes.append(f"tensor by tensor{at}")
         if len(lists[0]) != len(lists[1]):
             return unlike(f"{len(lists[0])} values against {len(lists[1])}{at}")
         pairs = [(str(i), a, b) for i, (a, b) in enumerate(zip(*lists, strict=True))]
-    total = identical(thresholds=thresholds)
+    total = identical()
     for key, a, b in pairs:
-        merge(total, _compare(a, b, f"{where}[{key}]", thresholds))
-    total["notes"] = notes + total["notes"]
+        merge(total, _compare(a, b, f"{where}[{key}]"))
     return total
 
 
-def _texts(
-    e: np.ndarray[Any, Any], g: np.ndarray[Any, Any], where: str, thresholds: tuple[float, ...]
-) -> Difference:
+def _texts(e: np.ndarray[Any, Any], g: np.ndarray[Any, Any], where: str) -> Difference:
     if e.shape != g.shape:
         return unlike(f"shape {e.shape} against {g.shape}" + (f" at {where}" if where else ""))
-    total = identical(e.size, thresholds)
-    total["ulp"] = None
-    pairs = zip(e.flat, g.flat, strict=True)
-    apart = [i for i, (a, b) in enumerate(pairs) if _decoded(a) != _decoded(b)]
-    if apart:
-        first = tuple(int(i) for i in np.unravel_index(apart[0], e.shape))
+    total = identical(e.size)
+    differ = sum(_decoded(a) != _decoded(b) for a, b in zip(e.flat, g.flat, strict=True))
+    total.update(ulp=None, differ=differ)
+    if differ:
         total.update(abs=math.inf, rel=math.inf, rel_nonzero=math.inf, sum=math.inf)
-        total.update(argm=first, where=where, expected=e[first], got=g[first])
-    total["differ"] = len(apart)
-    if thresholds:
-        total["rep"] = dict.fromkeys(total["rep"], len(apart))
     return total
 
 
@@ -163,18 +138,12 @@ def _decoded(cell: Any) -> str:
     return cell.decode("utf-8", "surrogateescape") if isinstance(cell, bytes) else str(cell)
 
 
-def _tensors(
-    e: TypedTensor, g: TypedTensor, where: str, thresholds: tuple[float, ...]
-) -> Difference:
+def _tensors(e: TypedTensor, g: TypedTensor, where: str) -> Difference:
     at = f" at {where}" if where else ""
     shapes = [tuple(t.tensor.shape) for t in (e, g)]
     if shapes[0] != shapes[1]:
         return unlike(f"shape {shapes[0]} against {shapes[1]}{at}")
-    total = measure(e, g, thresholds)
+    total = measure(e, g)
     if total["argm"] is not None:
         total["where"] = where
-    total["dev"] = int(e.kind == g.kind == "tensor" and e.device != g.device)
-    described = [("dtype", e.info.name, g.info.name), ("device", e.device, g.device)]
-    described.append(("kind", e.kind, g.kind))
-    total["notes"] = [f"{what} {a} against {b}{at}" for what, a, b in described if a != b]
     return total

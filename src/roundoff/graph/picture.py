@@ -16,7 +16,6 @@ from roundoff.errors import ArgumentError, ModelError
 
 from .protos import (
     attribute_text,
-    bodies,
     captured,
     dtype_text,
     load,
@@ -31,6 +30,7 @@ CHARACTER = 0.62 * FONT  # a little over the advance of a monospaced character
 LINE = 1.3 * FONT
 PAD = 8.0
 GAP = 22.0  # free height between two boxes
+_INLINE = 20  # characters of a value that is written into a node
 ARC, WIDEST = 14.0, 220.0  # how far an arc reaches out for each box that it passes, and at most
 
 #: Fill of each kind of box. The boxes are opaque and their text is dark, so that both read on any
@@ -60,10 +60,7 @@ class Svg(str):
 class _Box:
     kind: str  # a key of FILLS
     lines: list[str]  # the first one is bold
-    tip: str
-    #: Box that is read -> name of the value, and whether a body alone reads it.
-    reads: dict[int, tuple[str, bool]] = dataclasses.field(default_factory=dict)
-    has_body: bool = False
+    reads: dict[int, str] = dataclasses.field(default_factory=dict)  # box -> name of the value
     top: float = 0.0
 
     @property
@@ -78,9 +75,8 @@ class _Box:
 def plot_dot(model: Any) -> Svg:
     """SVG of a graph: inputs, initializers, nodes and outputs, from top to bottom.
 
-    Small initializers and constants are written into the node that reads them. Bodies of If, Loop
-    and Scan are not drawn: their node has a dashed border and a dotted line to each outer value
-    that the body reads. A node's tooltip has its name, operands and attributes.
+    Small initializers are written into the node that reads them. Bodies of If, Loop and Scan are
+    not drawn: their node reads what they read. A tooltip has the texts of a box in full.
 
     Parameters
     ----------
@@ -122,51 +118,41 @@ def plot_dot(model: Any) -> Svg:
 
 def _boxes(graph: onnx.GraphProto) -> list[_Box]:
     """From top to bottom; an input or initializer stands above the first node that reads it."""
-    inline = _constants(graph)
-    waiting = {name: _Box("input", [name, "from outside"], name) for name in captured(graph)}
+    inline: dict[str, str] = {}
+    waiting: dict[str, _Box] = {}
     for tensor in graph.initializer:
-        if tensor.name not in inline:
+        value = small_value(tensor)
+        if value is not None and len(value) <= _INLINE:
+            inline[tensor.name] = value
+        else:
             shape = "×".join(map(str, tensor.dims))
             text = f"{dtype_text(tensor.data_type)} {shape}"
-            waiting[tensor.name] = _Box("initializer", [tensor.name, text], tensor.name)
+            waiting[tensor.name] = _Box("initializer", [tensor.name, text])
     for value in graph.input:
         waiting[value.name] = _value_box("input", value)
     boxes: list[_Box] = []
     place: dict[str, int] = {}
     for node in graph.node:
-        if node.op_type == "Constant" and node.output[0] in inline:
-            continue
         names = reads(node)
         for name in names:
             if name in waiting:
                 place[name] = len(boxes)
                 boxes.append(waiting.pop(name))
+        read = {place[name]: name for name in names if name in place}
+        small = [inline[name] for name in names if name in inline]
+        small += [attribute_text(a, _INLINE) for a in node.attribute]
+        lines = [node.op_type, ", ".join(small), "→ " + ", ".join(filter(None, node.output))]
         place.update(dict.fromkeys(node.output, len(boxes)))
-        boxes.append(_node_box(node, inline))
-        for name in names:
-            if name in place:
-                boxes[-1].reads[place[name]] = (name, name not in node.input)
+        boxes.append(_Box("node", [line for line in lines if line], read))
     for name, box in waiting.items():  # which no node reads
         place[name] = len(boxes)
         boxes.append(box)
     for value in graph.output:
         box = _value_box("output", value)
         if value.name in place:
-            box.reads[place[value.name]] = (value.name, False)
+            box.reads[place[value.name]] = value.name
         boxes.append(box)
     return boxes
-
-
-def _constants(graph: onnx.GraphProto) -> dict[str, str]:
-    """Name -> value of the initializers and constants small enough to write into a node."""
-    texts = {}
-    for tensor in graph.initializer:
-        texts[tensor.name] = small_value(tensor) or ""
-    for node in graph.node:
-        if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
-            texts[node.output[0]] = attribute_text(node.attribute[0]).partition("=")[2]
-    shown = {value.name for value in (*graph.input, *graph.output)}
-    return {n: text for n, text in texts.items() if 0 < len(text) <= 20 and n not in shown}
 
 
 def _value_box(kind: str, value: onnx.ValueInfoProto) -> _Box:
@@ -174,34 +160,22 @@ def _value_box(kind: str, value: onnx.ValueInfoProto) -> _Box:
     text = type_text(value.type)
     if shape is not None:
         text += " " + ("×".join(map(str, shape)) or "scalar")
-    return _Box(kind, [value.name, text], f"{kind} {value.name}: {text}")
-
-
-def _node_box(node: onnx.NodeProto, inline: dict[str, str]) -> _Box:
-    small = [inline[n] for n in node.input if n in inline]
-    attributes = [a for a in node.attribute if a.type != onnx.AttributeProto.GRAPH]
-    small += [attribute_text(a, 20) for a in attributes]
-    lines = [node.op_type, ", ".join(small), "→ " + ", ".join(filter(None, node.output))]
-    domain = f" of {node.domain}" if node.domain else ""
-    tip = f"{node.op_type}{domain} {node.name} ({', '.join(node.input)}) → {', '.join(node.output)}"
-    tip += "".join(f"; {attribute_text(a, 60)}" for a in node.attribute)
-    return _Box("node", [line for line in lines if line], tip, has_body=any(bodies(node)))
+    return _Box(kind, [value.name, text])
 
 
 def _render(boxes: list[_Box], label: str) -> str:
     bottom = 2.0
     for box in boxes:
-        box.lines = [_short(line) for line in box.lines]
         box.top = bottom
         bottom += box.height + GAP
-    longest = max((len(line) for box in boxes for line in box.lines), default=0)
+    longest = max((len(_short(line)) for box in boxes for line in box.lines), default=0)
     wide = longest * CHARACTER + 2 * PAD
     parts, reach = [], 0.0
     for index, box in enumerate(boxes):
-        for source, (name, dotted) in box.reads.items():
+        for source, name in box.reads.items():
             out = 0.0 if source == index - 1 else min(ARC * (index - source), WIDEST)
             reach = max(reach, out)
-            parts.append(_edge(boxes[source], box, wide, out, name, dotted))
+            parts.append(_edge(boxes[source], box, wide, out, name))
     parts += [_draw(box, wide) for box in boxes]
     width, height = wide + reach + 4, max(bottom - GAP, 0.0) + 2
     head = (
@@ -217,7 +191,7 @@ def _short(text: str) -> str:
     return text if len(text) <= 30 else f"{text[:14]}…{text[-15:]}"
 
 
-def _edge(source: _Box, box: _Box, wide: float, out: float, name: str, dotted: bool) -> str:
+def _edge(source: _Box, box: _Box, wide: float, out: float, name: str) -> str:
     """An arrow down between neighbours, else an arc from right side to right side."""
     if out:
         top, bottom, far = source.middle + 4, box.middle - 4, wide + out * 4 / 3
@@ -227,25 +201,23 @@ def _edge(source: _Box, box: _Box, wide: float, out: float, name: str, dotted: b
     else:
         path = f"M{wide / 2:.1f},{source.top + source.height:.1f} V{box.top - 6:.1f}"
         tip = f"M{wide / 2:.1f},{box.top:.1f} l-4,-8 l8,0 z"
-    dash = ' stroke-dasharray="2 3"' if dotted else ""
     return (
         f'<g stroke="{LINES}" fill="none"><title>{escape(name)}</title><path d="{path}"'
-        f' stroke-width="1.4"{dash}/><path d="{tip}" fill="{LINES}" stroke="none"/></g>'
+        f' stroke-width="1.4"/><path d="{tip}" fill="{LINES}" stroke="none"/></g>'
     )
 
 
 def _draw(box: _Box, wide: float) -> str:
     rounded = 14 if box.kind in ("input", "output") else 4
-    dash = ' stroke-dasharray="5 3"' if box.has_body else ""
     lines = [
         f'<rect x="0" y="{box.top:.1f}" width="{wide:.1f}" height="{box.height:.1f}" '
-        f'rx="{rounded}" fill="{FILLS[box.kind]}" stroke="{LINES}"{dash}/>'
+        f'rx="{rounded}" fill="{FILLS[box.kind]}" stroke="{LINES}"/>'
     ]
     for i, line in enumerate(box.lines):
         bold = ' font-weight="bold"' if i == 0 else ""
         at = box.top + PAD / 2 + (i + 0.78) * LINE
         lines.append(
             f'<text x="{wide / 2:.1f}" y="{at:.1f}" text-anchor="middle" fill="{INK}"{bold}>'
-            f"{escape(line)}</text>"
+            f"{escape(_short(line))}</text>"
         )
-    return f"<g><title>{escape(box.tip)}</title>{''.join(lines)}</g>"
+    return f"<g><title>{escape(chr(10).join(box.lines))}</title>{''.join(lines)}</g>"

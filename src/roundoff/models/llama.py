@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..arguments import check_choice, check_device, check_flag, check_float_dtype, check_whole
+from ..arguments import check_choice, check_device, check_flag, check_float_dtype
 from ..errors import ArgumentError, DtypeError, ShapeError
 
 __all__ = ["SIZES", "Llama", "Size", "random_tokens"]
@@ -59,7 +59,7 @@ SIZES: dict[str, Size] = {
 class Llama(torch.nn.Module):
     """A Llama of transformers with random weights, whose outputs are flat.
 
-    The weights are drawn in float32 from *seed* and rounded to *dtype*; the rotary frequencies
+    The weights are drawn in float32 and rounded to *dtype*; the rotary frequencies
     stay in float32, as they do when a checkpoint is loaded in that type. ``module.half()`` would
     round them as well.
 
@@ -71,12 +71,11 @@ class Llama(torch.nn.Module):
     attention : {"eager", "sdpa"}
         What transformers is told to use.
     device : str
-    seed : int
 
     Raises
     ------
     ArgumentError
-        An argument is not as above, or the heads have no even number of the hidden values each.
+        A type or device is none.
     UnsupportedError
         This machine has no such device.
 
@@ -99,15 +98,8 @@ class Llama(torch.nn.Module):
         dtype: torch.dtype = torch.float32,
         attention: str = "sdpa",
         device: str = "cpu",
-        seed: int = 0,
     ) -> None:
-        if size.hidden % (2 * size.heads):
-            raise ArgumentError(
-                "values of a head", got=f"{size.hidden} / {size.heads}", expected="an even number"
-            )
-        check_whole("layers", layers, 0)
         check_float_dtype("dtype", dtype)
-        check_choice("attention", attention, ("eager", "sdpa"))
         check_device(device)
         from transformers import LlamaConfig, LlamaModel
 
@@ -124,7 +116,7 @@ class Llama(torch.nn.Module):
         )
         with torch.device(device):
             self.model = LlamaModel(config).eval()
-        generator = torch.Generator(device).manual_seed(seed)
+        generator = torch.Generator(device).manual_seed(0)
         for name, p in self.model.named_parameters():
             # As transformers draws them, except for norms, which would all be one.
             drawn = torch.randn(p.shape, generator=generator, device=device)
@@ -159,7 +151,7 @@ def check_tokens(ids: Any, vocabulary: int) -> None:
 
 
 def random_tokens(
-    size: Size, with_mask: bool, device: str, seed: int = 0, padding: str = "left"
+    size: Size, with_mask: bool, device: str, padding: str = "left"
 ) -> tuple[torch.Tensor, ...]:
     """Random tokens: (ids,) or (ids, mask), with a mask that shuts out a quarter of the last row.
 
@@ -169,7 +161,6 @@ def random_tokens(
         Its batch, length and vocabulary count.
     with_mask : bool
     device : str
-    seed : int
     padding : {"left", "right"}
         Which quarter the mask shuts out. A token in padding on the left sees no key at all, as
         those before it are padding too, and its result is not defined: transformers' eager
@@ -196,9 +187,8 @@ def random_tokens(
     """
     check_device(device)
     check_flag("with_mask", with_mask)
-    check_whole("seed", seed, 0)
     check_choice("padding", padding, ("left", "right"))
-    generator = torch.Generator(device).manual_seed(seed)
+    generator = torch.Generator(device).manual_seed(0)
     shape = (size.batch, size.length)
     ids = torch.randint(0, size.vocabulary, shape, generator=generator, device=device)
     if not with_mask:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ..arguments import check_choice, check_device, check_float_dtype, check_text, check_whole
+from ..arguments import check_choice, check_device, check_float_dtype, check_whole
 from ..errors import ArgumentError, MissingDependencyError, ModelError, RoundoffError
 
 if TYPE_CHECKING:
@@ -112,12 +112,6 @@ class TrainedLlama:
         model.model.rotary_emb = LlamaRotaryEmbedding(config).to(device)
         return model.eval().requires_grad_(False)
 
-    def rounded(self, dtype: torch.dtype) -> TrainedLlama:
-        """The same model with its weights rounded to *dtype*, which they are stored in."""
-        check_float_dtype("dtype", dtype)
-        weights = {name: w.to(dtype) for name, w in self.weights.items()}
-        return dataclasses.replace(self, weights=weights)
-
     def prompt(self, text: str) -> list[int]:
         """Token numbers of a question, in the model's chat template, ready for an answer.
 
@@ -130,7 +124,8 @@ class TrainedLlama:
         >>> trained.tokenizer.decode(trained.prompt("What is 2 + 2?"))[-47:]
         'What is 2 + 2?<|im_end|>\\n<|im_start|>assistant\\n'
         """
-        check_text("text", text)
+        if not isinstance(text, str) or not text:
+            raise ArgumentError("text", got=repr(text)[:80], expected="a text")
         if self.tokenizer.chat_template is None:
             return list(self.tokenizer(text)["input_ids"])
         message = [{"role": "user", "content": text}]
@@ -183,7 +178,7 @@ def load_trained(
     (30, 49152)
     """
     if _is_of_transformers(source):
-        model, tokenizer = _from_transformers(source, torch.float32, layers)
+        model, tokenizer = _from_transformers(source, layers)
         config = model.config
         if config.model_type != "llama":
             raise _another_architecture(source, config.model_type)
@@ -191,37 +186,21 @@ def load_trained(
         if config.tie_word_embeddings:
             del weights["lm_head.weight"]
     else:
-        path = _file_of(source)
-        reader = _read(path)
-        try:
-            config = _config(path, reader, layers)
-            weights = _weights(reader, config)
-            tokenizer = _tokenizer(path, reader)
-        except KeyError as error:
-            raise ModelError(
-                f"{path.name}: a field is missing", got=str(error), expected="a Llama in GGUF"
-            ) from error
-    loaded = TrainedLlama(str(source), config, weights, tokenizer)
-    return loaded if round_to is None else loaded.rounded(round_to)
+        config, weights, tokenizer = _from_gguf(_file_of(source), layers)
+    if round_to is not None:
+        check_float_dtype("round_to", round_to)
+        weights = {name: w.to(round_to) for name, w in weights.items()}
+    return TrainedLlama(str(source), config, weights, tokenizer)
 
 
-def load_decoder(
-    source: str | Path = SMOLLM2,
-    dtype: torch.dtype = torch.float32,
-    device: str = "cpu",
-    layers: int | None = None,
-) -> tuple[Any, Any]:
-    """Read any decoder of transformers, and its tokenizer.
+def load_decoder(source: str | Path = SMOLLM2, layers: int | None = None) -> tuple[Any, Any]:
+    """Read any decoder of transformers in float32, and its tokenizer.
 
     Parameters
     ----------
     source : str or Path
         What :func:`load_trained` takes, and of any architecture that transformers' ``generate``
         continues texts with: a folder that ``save_pretrained`` wrote, or a name on the hub.
-    dtype : torch.dtype
-        Type of the parameters.
-    device : str
-        Where the model goes.
     layers : int, optional
         Read the first ones alone, for a quick run: what such a model writes makes no sense.
 
@@ -244,19 +223,15 @@ def load_decoder(
     >>> type(model).__name__, len(tokenizer)
     ('LlamaForCausalLM', 49152)
     """
-    check_float_dtype("dtype", dtype)
-    check_device(device)
     if not _is_of_transformers(source):
         trained = load_trained(source, layers=layers)
-        return trained.model(dtype, device=device), trained.tokenizer
-    model, tokenizer = _from_transformers(source, dtype, layers)
-    model = model.to(device).eval().requires_grad_(False)
-    with torch.no_grad():
-        ids = torch.arange(4, device=device)[None]
-        alone, before = (model(ids[:, :n]).logits[0, 0].double() for n in (1, 4))
+        return trained.model(), trained.tokenizer
+    model, tokenizer = _from_transformers(source, layers)
+    model = model.eval().requires_grad_(False)
+    ids = torch.arange(4)[None]
+    alone, before = (model(ids[:, :n]).logits[0, 0] for n in (1, 4))
     # Rounding moves logits by far less than they differ among themselves.
-    share = 1e-3 if torch.finfo(dtype).bits > 16 else 0.1
-    if (alone - before).abs().max() > share * alone.std():
+    if (alone - before).abs().max() > 1e-3 * alone.std():
         raise ModelError(
             f"{source} is no decoder",
             got=f"{model.config.model_type}: a token changes earlier logits",
@@ -288,15 +263,13 @@ def _is_of_transformers(source: str | Path) -> bool:
     return Path(source).is_dir() or bool(is_name and not Path(source).exists())
 
 
-def _from_transformers(
-    source: str | Path, dtype: torch.dtype, layers: int | None
-) -> tuple[Any, Any]:
+def _from_transformers(source: str | Path, layers: int | None) -> tuple[Any, Any]:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     try:
         config = AutoConfig.from_pretrained(source)
         _cut(config, layers)
-        model = AutoModelForCausalLM.from_pretrained(source, config=config, dtype=dtype)
+        model = AutoModelForCausalLM.from_pretrained(source, config=config, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(source, padding_side="left")
     except RoundoffError:  # a ValueError, too
         raise
@@ -322,7 +295,9 @@ def _file_of(source: str | Path) -> Path:
     return path
 
 
-def _read(path: Path) -> Any:
+def _from_gguf(
+    path: Path, layers: int | None
+) -> tuple[LlamaConfig, dict[str, torch.Tensor], PreTrainedTokenizerFast]:
     from gguf import GGUFReader
 
     class Reader(GGUFReader):
@@ -337,10 +312,14 @@ def _read(path: Path) -> Any:
             self._plain = mapped.view(np.ndarray)
 
     try:
-        return Reader(path)
-    except (ValueError, IndexError, OSError, OverflowError) as error:
+        reader = Reader(path)
+        config = _config(path, reader, layers)
+        return config, _weights(reader, config), _tokenizer(path, reader)
+    except RoundoffError:  # a ValueError, too
+        raise
+    except (KeyError, ValueError, IndexError, OSError, OverflowError) as error:
         raise ModelError(
-            f"{path.name}: no whole GGUF file",
+            f"{path.name}: no whole GGUF file of a Llama",
             got=str(error) or type(error).__name__,
             expected="a GGUF file of version 2 or 3",
             hint="download it again",

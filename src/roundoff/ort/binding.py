@@ -82,9 +82,7 @@ class OrtSession:
         self.input_names = [i.name for i in raw.get_inputs()]
         self.output_names = [o.name for o in raw.get_outputs()]
         self.providers = list(raw.get_providers())
-        overridable = raw.get_overridable_initializers()
-        self._inputs = {i.name: element(i.type) for i in [*raw.get_inputs(), *overridable]}
-        self._optional = {i.name for i in overridable}
+        self._inputs = {i.name: element(i.type) for i in raw.get_inputs()}
         self._plain = all(
             (e := element(v.type)) is not None and e.kind != "string"
             for v in [*raw.get_inputs(), *raw.get_outputs()]
@@ -175,7 +173,7 @@ class OrtSession:
         return Binding(self, feeds)
 
     def _ort_values(self, feeds: Mapping[str, Any]) -> dict[str, onnxruntime.OrtValue]:
-        check_feeds(feeds, self._inputs, self._optional)
+        check_feeds(feeds, self._inputs)
         values = {}
         for name, value in feeds.items():
             values[name] = to_ort(value)
@@ -188,7 +186,7 @@ class OrtSession:
 
     def _run_any(self, feeds: Mapping[str, Any]) -> list[Any]:
         """Through NumPy, with copies: the way for strings, sequences and optionals."""
-        check_feeds(feeds, self._inputs, self._optional)
+        check_feeds(feeds, self._inputs)
         arrays = {n: _arrays(v) for n, v in feeds.items()}
         try:
             return [_tensors(v) for v in self.raw.run(None, arrays, self.run_options)]

@@ -19,9 +19,6 @@ __all__ = ["available", "session", "torch_tf32"]
 #: ``optimization=`` of :func:`session` -> attribute of ``GraphOptimizationLevel``.
 _LEVELS = {
     "none": "ORT_DISABLE_ALL",
-    "basic": "ORT_ENABLE_BASIC",
-    "extended": "ORT_ENABLE_EXTENDED",
-    "layout": "ORT_ENABLE_LAYOUT",
     "all": "ORT_ENABLE_ALL",
 }
 
@@ -69,7 +66,7 @@ def session(
     threads : int, optional
         Threads within an operator; by default as many as torch uses. They never spin: a spinning
         pool slows everything else in the process.
-    optimization : {"all", "layout", "extended", "basic", "none"}
+    optimization : {"all", "none"}
         Level of ONNX Runtime's graph optimisation.
     session_options : mapping, optional
         Configuration entries (``{"session.disable_prepacking": "1"}``) and attributes

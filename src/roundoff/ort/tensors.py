@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch  # before onnxruntime: its CUDA provider finds cuBLAS and cuDNN through torch
 
-from roundoff.describe import from_numpy, lacking
+from roundoff.describe import as_tensor
 from roundoff.dtypes import DType, dtype_info
 from roundoff.errors import ArgumentError, DtypeError, MissingDependencyError
 
@@ -50,10 +50,10 @@ def to_ort(value: torch.Tensor | np.ndarray) -> onnxruntime.OrtValue:
     Raises
     ------
     ArgumentError
-        For a tensor without data, a sparse tensor, and values that are masked.
+        For a tensor without data, a sparse tensor, strings, and values that are masked.
     DtypeError
-        For a type that ONNX Runtime cannot hold (complex numbers, strings), and for float8, which
-        DLPack does not carry.
+        For a type that ONNX Runtime cannot hold (complex numbers), and for those of 8 bits or
+        fewer that DLPack does not carry.
 
     Examples
     --------
@@ -62,49 +62,25 @@ def to_ort(value: torch.Tensor | np.ndarray) -> onnxruntime.OrtValue:
     >>> v.data_ptr() == x.data_ptr(), v.data_type()
     (True, 'tensor(float)')
     """
-    if isinstance(value, np.ndarray):
-        value = _over_array(value)
-    if not isinstance(value, torch.Tensor):
+    # Of an array through torch: the memory of ``ortvalue_from_numpy`` is freed with the array even
+    # while a tensor made from the OrtValue still reads it.
+    typed = as_tensor(value) if isinstance(value, (torch.Tensor, np.ndarray)) else None
+    if typed is None:
         raise ArgumentError(
             "cannot give this to ONNX Runtime",
             got=type(value).__name__,
-            expected="a torch tensor or a NumPy array",
+            expected="a torch tensor or a NumPy array of numbers",
         )
-    why = lacking(value) if type(value) is not torch.Tensor or value.is_meta else None
-    if why is None and value.layout is not torch.strided:
-        why = f"a tensor of {value.layout}"
-    if why is not None:
-        raise ArgumentError("cannot give this to ONNX Runtime", got=why, expected="a dense tensor")
-    return _over_tensor(value)
-
-
-def _over_tensor(value: torch.Tensor) -> onnxruntime.OrtValue:
-    make = onnxruntime.OrtValue
-    tensor = value.detach().contiguous()
-    info = dtype_info(tensor.dtype)
+    tensor, info = typed.tensor.contiguous(), typed.info
     if info.kind == "bool":
-        return make.from_dlpack(_Bool(tensor))
-    if info.kind not in ("float", "int", "uint") or _is_float8(info):
+        return onnxruntime.OrtValue.from_dlpack(_Bool(tensor))
+    if info.kind == "complex" or info.bits < 8 or _is_float8(info):
         raise DtypeError(
             "cannot share such a tensor with ONNX Runtime",
             got=info.name,
             hint="float16, and a Cast in the model" if info.is_float else None,
         )
-    return make.from_dlpack(tensor)
-
-
-def _over_array(array: np.ndarray) -> torch.Tensor:
-    """A torch tensor over the array's memory.
-
-    The way through torch, not ``ortvalue_from_numpy``: that one's memory is freed with the array
-    even while a tensor made from the OrtValue still reads it.
-    """
-    if np.ma.is_masked(array):
-        raise ArgumentError("masked values", got="a masked array", hint="x.filled(0)")
-    info = dtype_info(array.dtype)
-    if info.kind in ("complex", "string") or info.bits < 8:
-        raise DtypeError("cannot share this array with ONNX Runtime", got=info.name)
-    return from_numpy(array)[0]
+    return onnxruntime.OrtValue.from_dlpack(tensor)
 
 
 def from_ort(value: onnxruntime.OrtValue) -> torch.Tensor:

@@ -156,11 +156,8 @@ class Study:
         self, args: Namespace, folder: Path, env: dict[str, Any], names: Sequence[str]
     ) -> None:
         """What would refuse the record, before hours are spent on it."""
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=folder).close()
-        except OSError as error:
-            usage_error(self.page, f"--record: expected a folder to write: {error}")
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
         commit = env["commit"]
         if args.record == "" and str(commit).endswith("+"):
             usage_error(
@@ -170,20 +167,14 @@ class Study:
                 "--record FOLDER",
             )
         if args.second:
-            path = folder / f"{machine_name(env)}.json"
-            runs = read_record(path).provenance if path.exists() else {}
-            timed = [name for name in names if name in self.times and name in runs]
-            if not timed:
+            runs = read_record(folder / f"{machine_name(env)}.json").provenance
+            first = {runs[name].commit for name in names if name in self.times and name in runs}
+            if first != {commit}:
                 usage_error(
-                    self.page, f"--second: expected a first run, {path}, and a table with times"
+                    self.page,
+                    f"--second: got commit {commit}, expected that of the first run of a table "
+                    f"with times: {first or 'there is none'}",
                 )
-            for name in timed:
-                before = runs[name].commit
-                if before and commit and before != commit:
-                    usage_error(
-                        self.page,
-                        f"--second: got commit {commit}, expected {before}, which measured {name}",
-                    )
 
     def _measure(self, args: Namespace, names: Sequence[str]) -> dict[str, pd.DataFrame]:
         start, tables = time.monotonic(), {}

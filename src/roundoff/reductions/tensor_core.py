@@ -214,7 +214,7 @@ def tensor_core_matmul(
     with np.errstate(all="ignore"):
         x, y = (_as_float64(t, described) for t in (left, right))
         result = chained(x, y, left.info.emin, step)
-    if left.kind != "tensor":
+    if not isinstance(a, torch.Tensor):
         return result
     return torch.from_numpy(result).to(left.tensor.device)
 

@@ -12,7 +12,7 @@ rotating over buffers larger than the cache, which costs nothing inside a CUDA g
 from __future__ import annotations
 
 from .harness import measure
-from .machine import compile_cache, copies, free_memory, last_level_cache, torch_precision
+from .machine import compile_cache, copies, free_memory, torch_precision
 from .result import Timings, pool
 from .statistics import Interval
 
@@ -22,7 +22,6 @@ __all__ = [
     "compile_cache",
     "copies",
     "free_memory",
-    "last_level_cache",
     "measure",
     "pool",
     "torch_precision",

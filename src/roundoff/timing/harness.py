@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 import pandas as pd
 import torch
-from tqdm import tqdm
 
 from roundoff.arguments import check_device, check_number, check_whole
 from roundoff.errors import ArgumentError, UnsupportedError
 
-from .result import Sampling, Timings
+from .result import Timings
 
 __all__ = ["measure", "no_collection"]
 
@@ -124,11 +123,11 @@ def measure(
     on_device = torch.cuda.device(device) if kind == "cuda" else contextlib.nullcontext()
     with on_device, no_collection():
         sample = _by_events() if kind == "cuda" else _by_clock(clock)
-        timed, sampling = [], {}
+        timed = []
         for label, function in callables.items():
             call = _rotating(function, rotate)
             try:
-                first, count, each = _warm_up(sample, call, warmup, budget_s / 10, clock)
+                each = _warm_up(sample, call, warmup, budget_s / 10, clock)
                 n = min(max(math.ceil(_SAMPLE_S[kind] / max(each, 1e-9)), 1), _MOST_CALLS)
                 if cuda_graph:
                     call, n = _captured(call, n, rotate or 1)
@@ -136,30 +135,23 @@ def measure(
                 e.add_note(f"while warming up {label!r}")
                 raise
             timed.append((call, n))
-            sampling[label] = Sampling(count, n, first, moved.get(label))
 
         rng, samples = np.random.default_rng(seed), list[np.ndarray]()
         check, start = min_rounds, clock()
-        # disable=None: a bar in a terminal only
-        with tqdm(total=max_rounds, disable=None, leave=False, unit="round") as bar:
-            while True:
-                row = np.empty(len(timed))
-                for j in rng.permutation(len(timed)):
-                    call, n = timed[j]
-                    row[j] = sample(call, 1) / n if cuda_graph else sample(call, n)
-                samples.append(row)
-                bar.update()
-                last = clock() - start >= budget_s or len(samples) >= max_rounds
-                # A check after every round would stop at a lucky one: check ever more rarely.
-                if len(samples) >= check or (last and len(samples) >= min_rounds):
-                    rows = pd.MultiIndex.from_product(
-                        [[0], range(len(samples))], names=["session", "round"]
-                    )
-                    frame = pd.DataFrame(np.array(samples), columns=list(callables), index=rows)
-                    timings = Timings(frame, sampling, device, precision, seed)
-                    if timings.is_precise or last:
-                        return timings
-                    check = math.ceil(1.3 * len(samples))
+        while True:
+            row = np.empty(len(timed))
+            for j in rng.permutation(len(timed)):
+                call, n = timed[j]
+                row[j] = sample(call, 1) / n if cuda_graph else sample(call, n)
+            samples.append(row)
+            last = clock() - start >= budget_s or len(samples) >= max_rounds
+            # A check after every round would stop at a lucky one: check ever more rarely.
+            if len(samples) >= check or (last and len(samples) >= min_rounds):
+                frame = pd.DataFrame(np.array(samples), columns=list(callables))
+                timings = Timings((frame,), precision, seed, moved)
+                if timings.is_precise or last:
+                    return timings
+                check = math.ceil(1.3 * len(samples))
 
 
 @contextlib.contextmanager
@@ -211,8 +203,8 @@ def _by_events() -> Sample:
 
 def _warm_up(
     sample: Sample, call: Callable[[], object], least: int, limit_s: float, clock: Clock
-) -> tuple[float, int, float]:
-    """(first call, calls made, a typical call): until calls get no faster, or the time is up."""
+) -> float:
+    """Seconds of a typical call, once calls get no faster or the time is up."""
     start = clock()
     times = [sample(call, 1)]
     while len(times) < least or not (
@@ -220,7 +212,7 @@ def _warm_up(
         or clock() - start >= limit_s
     ):
         times.append(sample(call, 1))
-    return times[0], len(times), float(np.median(times[-3:]))
+    return float(np.median(times[-3:]))
 
 
 def _captured(call: Callable[[], object], n: int, rotate: int) -> tuple[Callable[[], object], int]:

@@ -16,19 +16,13 @@ import torch
 
 from roundoff.arguments import check_flag
 
-__all__ = ["compile_cache", "copies", "free_memory", "last_level_cache", "torch_precision"]
+__all__ = ["compile_cache", "copies", "free_memory", "torch_precision"]
 
 
-def last_level_cache(device: str = "cpu") -> int:
+def _last_level_cache(device: str) -> int:
     """Size in bytes of the last cache before memory: L2 of a CUDA device, L3 of a CPU.
 
     32 MiB where the machine does not tell.
-
-    Examples
-    --------
-    >>> from roundoff.timing import last_level_cache
-    >>> last_level_cache() >= 2**10
-    True
     """
     if torch.device(device).type == "cuda":
         return int(torch.cuda.get_device_properties(device).L2_cache_size)
@@ -54,7 +48,7 @@ def copies(nbytes: int, device: str = "cpu", most: int = 64) -> int:
     >>> copies(2**40)  # larger than the memory: one set
     1
     """
-    wanted = max(2, -(-3 * last_level_cache(device) // nbytes))
+    wanted = max(2, -(-3 * _last_level_cache(device) // nbytes))
     fitting = free_memory(device) // 4 // nbytes
     return int(max(1, min(wanted, most, fitting)))
 

@@ -1,4 +1,4 @@
-"""Medians and ratios with intervals, and a check of a series of times for a trend."""
+"""Medians and ratios with intervals."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import scipy.special
 
-__all__ = ["Interval", "drift", "median_interval", "pooled", "ratio"]
+__all__ = ["Interval", "median_interval", "pooled", "ratio"]
 
 #: Coverage of each interval.
 LEVEL = 0.95
@@ -114,19 +114,3 @@ def ratio(a: Sequence[np.ndarray], b: Sequence[np.ndarray], seed: int = 0) -> In
     Of the logarithms, so that ``ratio(b, a)`` is the inverse of ``ratio(a, b)``.
     """
     return pooled([np.log(x) - np.log(y) for x, y in zip(a, b, strict=True)], seed).exp()
-
-
-def drift(x: np.ndarray, least: float) -> float | None:
-    """Relative change from the first to the last round, when there is a trend; else None.
-
-    A trend is what chance gives once in a thousand series by Kendall's test, and moves by more
-    than *least* of the median by the Theil-Sen line.
-    """
-    import scipy.stats
-
-    rounds = np.arange(x.size)
-    if x.size < 8 or not scipy.stats.kendalltau(rounds, x).pvalue < 1e-3:
-        return None
-    slope = float(scipy.stats.theilslopes(x, rounds).slope)
-    change = slope * (x.size - 1) / float(np.median(x))
-    return change if abs(change) > least else None

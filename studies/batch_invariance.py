@@ -75,29 +75,19 @@ SHAPES = [
 ]
 #: Timed, too: joined weights, vocabularies, and a small model's.
 MORE = [(4096, 6144), (14336, 4096), (4096, 128256), (576, 49152), (2048, 12288)] if gpu else []
-COUNTS = [1, 2, 3, 4, 8, 16, 32, 64, 96, 128, 256, 512, 1024, 2048, 4096][
-    : None if gpu else 7 if quick else 10
-]
+COUNTS = [1, 2, 3, 4, 8, 16, 32, 64, 96, 128, *([256, 512, 1024, 2048, 4096] if gpu else [])]
 TIMED = [2**i for i in range(13)] if gpu else [1, 16]
-
-
-def products():
-    """Functions of x and W, by name; torch's first."""
-    ways = {"torch": linear}
-    if gpu:
-        ways["one tile"] = partial(matmul, tile=ONE_TILE)
-    return ways | OTHERS | {"roundoff": matmul}
+#: Functions of x and W.
+PRODUCTS = {"torch": linear} | OTHERS | {"roundoff": matmul}
 
 
 def compare_rows(function, x, w):
     """Bits of the first row among others; the error of ordinary rows."""
     rows = {m: digest(function(x[:m], w)[0]) for m in COUNTS}
-    other = [m for m in COUNTS if rows[m] != rows[1]]
     generator = torch.Generator(device).manual_seed(0)
     x, w = (torch.randn(t.shape, generator=generator, device=device).to(t) for t in (x[:64], w))
     exact, y = x.double() @ w.double().T, function(x, w)
     return {
-        "other": len(other) / (len(COUNTS) - 1),
         "checksum": int(digest(y)[:5], 16),
         "one from": next(m for m in COUNTS if len({rows[c] for c in COUNTS if c >= m}) == 1),
         "rms error": scaled_error(exact, y, dtype=y.dtype).rms,
@@ -106,12 +96,13 @@ def compare_rows(function, x, w):
 
 @study.table(part=PART)
 def alone(args):
-    """Share of the larger M at which the first row has bits that it has not alone."""
+    """Rows from which on the first row has one result, and its error."""
+    ways = PRODUCTS | ({"one tile": partial(matmul, tile=ONE_TILE)} if gpu else {})
     for kind, dtype in KINDS.items():
         for k, n in SHAPES if kind == "bfloat16" else SHAPES[:2]:
             empty = (torch.empty(rows, k, dtype=dtype, device=device) for rows in (COUNTS[-1], n))
             x, w = cancelling(*empty)
-            for way, function in products().items():
+            for way, function in ways.items():
                 row = {"dtype": kind, "weight": f"{k} → {n}", "way": way}
                 yield row | compare_rows(function, x, w)
 
@@ -144,14 +135,9 @@ def our_attention(q, k, v, start=0):
 
 def compare_tokens(compute, q, k, v):
     """Tokens of the first text whose bits are not those of one pass over it alone."""
-
     whole = compute(q[:1], k[:1], v[:1])
     padded = compute(q[:1], *(pad(t[:1], (0, 0, 37, 0)) for t in (k, v)), start=37)
-    ways = {
-        "among 8 texts": compute(q, k, v)[:1],
-        "behind padding": padded,
-    }
-    for name, y in ways.items():
+    for name, y in {"among 8 texts": compute(q, k, v)[:1], "behind padding": padded}.items():
         other = float((y != whole).any(3).any(1).float().mean())
         yield {"text": name, "checksum": int(digest(whole)[:5], 16), "other tokens": other}
 
@@ -256,33 +242,27 @@ def ratios(calls, launches=1):
         max_rounds=60,
     )
     over = timings.ratios().set_index("label")
-    row = over["ratio"].drop("torch").to_dict() | over.loc["roundoff", ["low", "high"]].to_dict()
-    return {"µs": timings.frame["median"].iloc[0] * 1e6} | row
+    return over["ratio"].drop("torch").to_dict() | over.loc["roundoff", ["low", "high"]].to_dict()
 
 
-def compare_times(x, weights):
-    """Products of one shape, each launch with another weight."""
-    ways, (n, k) = products(), weights[0].shape
-    calls = {way: lambda i, f=f: f(x, weights[i % len(weights)]) for way, f in ways.items()}
-    work = max(len(x), 256) * max(1, n * k >> 25)
-    return ratios(calls, max(len(weights), 60 * 256 // work) if gpu else 1)
-
-
-@study.table(part=PART, times=["µs", "one tile", OPS, "roundoff", "low", "high"])
+@study.table(part=PART, times=[OPS, "roundoff", "low", "high"])
 def cost(args):
     """Products: time over torch's, in interleaved rounds, each launch with another weight."""
-    found = []
-    shapes = {"bfloat16": SHAPES + MORE, "float16": (SHAPES + MORE)[: 10 if gpu else 1]}
-    for kind, each in shapes.items():
+    found, shapes = [], SHAPES + MORE
+    for kind, each in {"bfloat16": shapes, "float16": shapes[: 10 if gpu else 1]}.items():
         for k, n in each:
             generator = torch.Generator(device).manual_seed(n)
             draw = partial(torch.randn, generator=generator, device=device, dtype=KINDS[kind])
             weights = [draw(n, k) for _ in range(copies(2 * n * k, device) if gpu else 1)]
             for m in TIMED:
-                row = {"dtype": kind, "weight": f"{k} → {n}", "M": m}
-                found.append(row | compare_times(draw(m, k), weights))
-    columns = ["dtype", "weight", "M", "µs", "one tile", OPS, "roundoff", "low", "high"]
-    return pd.DataFrame(found, columns=columns)
+                x, work = draw(m, k), max(m, 256) * max(1, n * k >> 25)
+                calls = {
+                    way: lambda i, f=f, x=x, w=weights: f(x, w[i % len(w)])
+                    for way, f in PRODUCTS.items()
+                }
+                over = ratios(calls, max(len(weights), 60 * 256 // work) if gpu else 1)
+                found.append({"dtype": kind, "weight": f"{k} → {n}", "M": m} | over)
+    return pd.DataFrame(found, columns=["dtype", "weight", "M", OPS, "roundoff", "low", "high"])
 
 
 @study.table("routes", part=PART)
@@ -357,7 +337,7 @@ def decode_times(keys, batch):
 
 
 # Ours cuts the keys into parts of 256, which a second kernel joins where texts are few.
-@study.table(part=PART, times=["µs", "roundoff", "low", "high", "other bits"])
+@study.table(part=PART, times=["roundoff", "low", "high", "other bits"])
 def decoding(args):
     """Attention of one token over a cache, bfloat16: time over torch's, and who changes bits."""
     for keys, batch in product((512, 2048, 8192), (1, 8, 64)) if gpu else ():

@@ -11,7 +11,6 @@ record, and defines each number that the page may print.
 
 from __future__ import annotations
 
-import functools
 import math
 from functools import partial
 
@@ -44,25 +43,14 @@ study = Study(
     on="nvidia-h100-80gb-hbm3",
 )
 
-SEED, ORDERS = 0, 128
+SEED, REPEATS = 0, 128
+ORDERS = draw_orders(8192, 128, SEED)  # with the given one, ascending and descending
 GPU = torch.cuda.is_available()
 
 
-@functools.cache
-def values(distribution: str):
-    """8192 values in float64."""
-    return draw_values(distribution, 8192, SEED)
-
-
-@functools.cache
-def orders():
-    """The 125 random orders; with the given one, ascending and descending there are 128."""
-    return draw_orders(8192, ORDERS, SEED)
-
-
 def arranged(name, dtype, storage=False):
-    """The values in 128 orders, in a type."""
-    return arrange(round_to(values(name), dtype, storage=storage), orders())
+    """8192 values in 128 orders, in a type; the given order is the first."""
+    return arrange(round_to(draw_values(name, 8192, SEED), dtype, storage=storage), ORDERS)
 
 
 # --- Errors against the exact sum. ---------------------------------------------------------------
@@ -119,7 +107,7 @@ def times():
 @study.table(part="algorithm", times=["times base", "low", "high"])
 def ways(args):
     """8192 float32 values in 128 orders, the worst of three distributions; and times."""
-    taken, rows = times(), []
+    taken = times()
     for name, (put, add) in WAYS.items():
         found = {}
         for distribution in DISTRIBUTIONS:
@@ -127,10 +115,8 @@ def ways(args):
             sums = np.array([float(add(put(row))) for row in x], np.float32)
             found[distribution] = judge(sums, exact_sum(x[0]), np.float32)
         most = {key: max(f[key] for f in found.values()) for key in found["normal"]}
-        rows.append(
-            {"algorithm": name} | most | {"normal": found["normal"]["distinct"]} | taken[name]
-        )
-    return rows
+        normal = found["normal"]["distinct"]
+        yield {"algorithm": name} | most | {"normal": normal} | taken[name]
 
 
 def index_add(v):
@@ -157,12 +143,11 @@ def runs(args):
             "index_add_, GPU": ("cuda", index_add),
             "index_add_, deterministic algorithms, GPU": ("cuda", deterministic),
         }
-    x, rows = round_to(values("normal"), "float32"), []
+    x = arranged("normal", "float32")[0]
     for name, (device, add) in again.items():
         v = torch.tensor(x, device=device)
-        sums = np.array([float(add(v)) for _ in range(ORDERS)], np.float32)
-        rows.append({"algorithm": name} | judge(sums, exact_sum(x), "float32"))
-    return rows
+        sums = np.array([float(add(v)) for _ in range(REPEATS)], np.float32)
+        yield {"algorithm": name} | judge(sums, exact_sum(x), "float32")
 
 
 # --- The same in every order, and wrong: an accumulator of 16 bits. ------------------------------

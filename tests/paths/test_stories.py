@@ -402,7 +402,8 @@ def test_what_the_page_on_the_fastest_layer_norm_says_of_its_output(told: Told) 
 
 
 @on(FASTEST)
-def test_page_and_study_on_layer_norms_agree_bit_for_bit(told: Told) -> None:
+def test_page_and_study_on_layer_norms_find_the_same_errors(told: Told) -> None:
+    """Each against its own float64: the page's formulas, and torch's."""
     study = study_of("triton_layer_norm")
     rows = [row for dtype in study["TYPES"] for row in study["errors"](12, 96, dtype)]
     theirs, ours = pd.DataFrame(rows), told.names["typical"]
@@ -411,7 +412,7 @@ def test_page_and_study_on_layer_norms_agree_bit_for_bit(told: Told) -> None:
     for row in theirs.to_dict("records"):
         for label in "roundoff", "torch":
             said = ours.loc[f"{label}, {row['dtype']}", row["result"]]
-            assert said == row[f"{label} RMS"], (label, row["dtype"], row["result"])
+            assert said == pytest.approx(row[f"{label} RMS"], rel=1e-9)
 
 
 @pytest.mark.parametrize("record", read_records(FASTEST), ids=lambda record: record.machine)

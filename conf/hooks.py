@@ -138,7 +138,7 @@ def finished(app: Sphinx, exception: Exception | None) -> None:
 def finish_page(
     app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any
 ) -> None:
-    """Let the keyboard reach what scrolls sideways, and give figures their size."""
+    """Let the keyboard reach what scrolls sideways."""
     tree = context.get("furo_navigation_tree", "")
     context["furo_navigation_tree"] = tree.replace(
         'role="heading"', 'role="heading" aria-level="2"'
@@ -146,8 +146,6 @@ def finish_page(
     body = context.get("body") or ""
     for pattern, replacement in _EDITS:
         body = re.sub(pattern, replacement, body, flags=re.DOTALL)
-    body = _FIGURE.sub(lambda figure: figure[0] + _size(app, figure[1]), body)
-    body = _THUMB.sub(lambda thumb: _thumbnail(app, thumb), body)
     context["body"] = body.replace("<img ", '<img loading="lazy" ')
 
 
@@ -187,27 +185,6 @@ _EDITS = (
     (r'<span class="(?:n|p|w|nn|o)">([^<]*)</span>', r"\1"),
     (r' class="sphx-glr-backref[^"]*(reference \w+)"', r' class="\1"'),
 )
-_THUMB = re.compile(r'<img [^>]*src="([^"]*)sphx_glr_(plot_\w+?)_thumb\.png"[^>]*>')
-_FIGURE = re.compile(r'<img (?=[^>]*ro-figure)(?=[^>]*src="[^"]*/([^"/]+\.svg)")')
-
-
-def _size(app: Sphinx, name: str) -> str:
-    """Size of a figure as attributes, so that a page keeps its place while it loads."""
-    drawn = next(Path(app.srcdir, "gallery").glob(f"**/images/{name}"), None)
-    head = drawn.read_text("utf-8")[:2000] if drawn else ""
-    sizes = re.findall(r'\b(width|height)="([\d.]+)pt"', head)
-    return "".join(f'{side}="{float(points):.0f}" ' for side, points in sizes)
-
-
-def _thumbnail(app: Sphinx, thumb: re.Match[str]) -> str:
-    """The figure of the page's answer, for each scheme, instead of its picture for a light page."""
-    folder, page = thumb.groups()
-    size = _size(app, f"{page}_answer.svg")
-    images = (
-        f'<img class="only-{scheme}" alt="" src="{folder}{page}_answer{ending}.svg" {size}>'
-        for scheme, ending in (("light", ""), ("dark", "_dark"))
-    )
-    return "".join(images) if size else thumb[0]
 
 
 @functools.cache

@@ -181,13 +181,12 @@ def test_one_table_is_measured_alone_and_the_values_follow(steady: dict, tmp_pat
 @pytest.mark.parametrize(
     ("words", "commit", "said"),
     [
-        (["--only", "nothing"], "feed", "--only: got nothing, expected some of t, u"),
         (["--record", "new", "--second"], "feed", "expected a first run"),
         (["--record", "kept", "--second"], "beef", "expected feed, which measured t"),
     ],
 )
 def test_what_cannot_be_kept_is_not_measured(
-    steady: dict, words: list[str], commit: str, said: str, capsys: pytest.CaptureFixture
+    steady: dict, words: list[str], commit: str, said: str
 ) -> None:
     study().main(["--record", "kept"])
 
@@ -195,10 +194,8 @@ def test_what_cannot_be_kept_is_not_measured(
         raise AssertionError("measured")
 
     steady["commit"] = commit
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit, match=said):
         study(refuse).main(words)
-    assert ended.value.code == 2
-    assert said in capsys.readouterr().err
 
 
 def test_tables_and_values_are_printed(steady: dict, capsys: pytest.CaptureFixture) -> None:

@@ -97,7 +97,8 @@ def compare_rows(function, x, w):
 @study.table(part=PART)
 def alone(args):
     """Rows from which on the first row has one result, and its error."""
-    ways = PRODUCTS | ({"one tile": partial(matmul, tile=ONE_TILE)} if gpu else {})
+    ways = {"torch": linear, "roundoff": matmul}
+    ways |= {"one tile": partial(matmul, tile=ONE_TILE)} if gpu else {}
     for kind, dtype in KINDS.items():
         for k, n in SHAPES if kind == "bfloat16" else SHAPES[:2]:
             empty = (torch.empty(rows, k, dtype=dtype, device=device) for rows in (COUNTS[-1], n))
@@ -194,36 +195,29 @@ def written(way, batches):
     return made
 
 
-def compare_texts(made, expected):
-    """Texts of the requests, beside those that the prompts get alone."""
-    return {
-        "completions": len(made),
-        "different": len(set(made)),
-        "of": len({row for row, _ in made}),
-        "other texts": sum(text != expected[row] for row, text in made) / len(made),
-        "checksum": int(digest(torch.tensor(list(expected.values())))[:5], 16),
-    }
-
-
 @study.table(part=PART)
 def texts(args):
     """Completions in bfloat16 that are not what the prompt gets alone, with a static cache."""
-    alone = [([row], 0) for row in range(PROMPTS)]
-    found = []
     for way in MODES:
         requests = COMPLETIONS if way in ("torch", "roundoff") else 200
         batches = server_batches(requests, prompts=PROMPTS, most=MOST, multiple=8 if gpu else 1)
-        expected = dict(written(way, alone))
-        for name, chosen in {"alone, again": alone, "server": batches}.items():
-            row = {"way": way, "served": name}
-            found.append(row | compare_texts(written(way, chosen), expected))
+        expected = dict(written(way, [([row], 0) for row in range(PROMPTS)]))
+        made = written(way, batches)
+        yield {
+            "way": way,
+            "served": "server",
+            "completions": len(made),
+            "different": len(set(made)),
+            "of": len({row for row, _ in made}),
+            "other texts": sum(text != expected[row] for row, text in made) / len(made),
+            "checksum": int(digest(torch.tensor(list(expected.values())))[:5], 16),
+        }
     if gpu and SPLITS:
         with tempfile.TemporaryDirectory() as folder:
             words = [sys.executable, __file__, "--only", "texts", "--record", folder]
             subprocess.run(words, env=os.environ | VARIABLES, check=True)  # noqa: S603 - this script
             (path,) = Path(folder).glob("*/*.json")
-            found += read_record(path).tables["texts"].to_dict("records")
-    return found
+            yield from read_record(path).tables["texts"].to_dict("records")
 
 
 # --- What it costs: products, a token, attention. ------------------------------------------------

@@ -98,39 +98,35 @@ def same(a, b):
     return np.mean(a.view(f"u{a.itemsize}") == b.view(f"u{b.itemsize}"))
 
 
-def evidence(workers, backend, ranks, size, dtype):
-    """The orders found in a message, and how much of other data they explain."""
-    shape = (size, dtype, backend.split()[-1])
-    probes, parts = order_probes(ranks, dtype).astype(np.float32), draw(ranks, size, dtype)
-    again = np.tile(parts.astype(np.float32)[:, None], (1, REPEATS, 1))
-    sums = run(workers, backend, all_reduced, [(column[:, None], *shape) for column in probes.T])
-    totals = run(workers, backend, all_reduced, [(messages, *shape) for messages in again])
-    if sums is None or totals is None:
-        return []
-    cell = {"backend": backend, "ranks": ranks, "dtype": dtype, "size": size}
-    try:
-        orders = orders_found(sums, ranks, dtype)
-    except ArgumentError:  # it is no tree of additions
-        return [cell | {"explained": 0.0}]
-    total, explained = round_to(totals[0], dtype, storage=True), []
-    # Each sum is rounded to the type, or to float32 and at the end to the type.
-    for rows in parts, parts.astype(np.float32):
-        pieces = [add_in_order(rows[:, o.start : o.stop], o.tree) for o in orders]
-        explained.append(same(total, np.concatenate(pieces).astype(total.dtype)))
-    found = {"explained": max(explained), "differ": 1 - same(total, ring_sum(parts))}
-    return [cell | found | {"distinct": len({t.tobytes() for t in totals})}]
-
-
 @study.table(part="backend")
 def orders(args):
-    """What the orders found in a message explain of other data."""
+    """How much of other data the orders found in a message explain."""
     workers = backends()
-    return [
-        cell
-        for backend, ranks, dtype, size in product(workers, RANKS, DTYPES, SIZES)
-        if ranks > GPUS or "hosts" not in backend
-        for cell in evidence(workers, backend, ranks, size, dtype)
-    ]
+    for backend, ranks, dtype, size in product(workers, RANKS, DTYPES, SIZES):
+        if ranks <= GPUS and "hosts" in backend:
+            continue
+        shape = (size, dtype, backend.split()[-1])
+        probes, parts = order_probes(ranks, dtype).astype(np.float32), draw(ranks, size, dtype)
+        wide = parts.astype(np.float32)
+        again = np.tile(wide[:, None], (1, REPEATS, 1))
+        sums = run(
+            workers, backend, all_reduced, [(column[:, None], *shape) for column in probes.T]
+        )
+        totals = run(workers, backend, all_reduced, [(messages, *shape) for messages in again])
+        if sums is None or totals is None:
+            continue
+        cell = {"backend": backend, "ranks": ranks, "dtype": dtype, "size": size}
+        try:
+            chunks = orders_found(sums, ranks, dtype)
+        except ArgumentError:  # it is no tree of additions
+            yield cell | {"explained": 0.0}
+            continue
+        total, explained = round_to(totals[0], dtype, storage=True), []
+        for rows in parts, wide:  # sums are rounded to the type, or to float32 and then to the type
+            pieces = [add_in_order(rows[:, c.start : c.stop], c.tree) for c in chunks]
+            explained.append(same(total, np.concatenate(pieces).astype(total.dtype)))
+        found = {"explained": max(explained), "differ": 1 - same(total, ring_sum(parts))}
+        yield cell | found | {"distinct": len({t.tobytes() for t in totals})}
 
 
 # --- DistributedDataParallel packs gradients into buckets, an all-reduce each. -------------------
@@ -312,11 +308,6 @@ def differs(found):
     return found.value > 0.1 and (found.rows["explained"] == 1).all()
 
 
-def share_explained(rows):
-    """Of the messages, those whose every bit the orders found explain."""
-    return (rows["explained"] == 1).sum()
-
-
 for name, backend in ("gloo", GLOO), ("NCCL", NCCL_DEFAULT):
     study.value(
         f"{name.lower()}.4",
@@ -330,7 +321,7 @@ study.value(
     "nccl.explained",
     "messages of random data whose every bit the orders found explain, NCCL, ring and tree",
     "orders",
-    share_explained,
+    lambda rows: (rows["explained"] == 1).sum(),
     where={"backend": lambda s: s.str.startswith("NCCL")},
     test=lambda v: v.value == len(v.rows),
 )

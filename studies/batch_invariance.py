@@ -81,31 +81,33 @@ TIMED = [2**i for i in range(13)] if gpu else [1, 16]
 PRODUCTS = {"torch": linear} | OTHERS | {"roundoff": matmul}
 
 
-def compare_rows(function, x, w):
-    """Bits of the first row among others; the error of ordinary rows."""
-    rows = {m: digest(function(x[:m], w)[0]) for m in COUNTS}
-    generator = torch.Generator(device).manual_seed(0)
-    x, w = (torch.randn(t.shape, generator=generator, device=device).to(t) for t in (x[:64], w))
-    exact, y = x.double() @ w.double().T, function(x, w)
-    return {
-        "checksum": int(digest(y)[:5], 16),
-        "one from": next(m for m in COUNTS if len({rows[c] for c in COUNTS if c >= m}) == 1),
-        "rms error": scaled_error(exact, y, dtype=y.dtype).rms,
-    }
-
-
 @study.table(part=PART)
 def alone(args):
-    """Rows from which on the first row has one result, and its error."""
+    """The first row's bits among others, and the error of ordinary rows."""
     ways = {"torch": linear, "roundoff": matmul}
     ways |= {"one tile": partial(matmul, tile=ONE_TILE)} if gpu else {}
     for kind, dtype in KINDS.items():
         for k, n in SHAPES if kind == "bfloat16" else SHAPES[:2]:
+            generator = torch.Generator(device).manual_seed(0)
+            draw = partial(torch.randn, generator=generator, device=device)
+            ordinary, weight = (draw(rows, k).to(dtype) for rows in (64, n))
             empty = (torch.empty(rows, k, dtype=dtype, device=device) for rows in (COUNTS[-1], n))
             x, w = cancelling(*empty)
             for way, function in ways.items():
-                row = {"dtype": kind, "weight": f"{k} → {n}", "way": way}
-                yield row | compare_rows(function, x, w)
+                rows, y = (
+                    [digest(function(x[:m], w)[0]) for m in COUNTS],
+                    function(ordinary, weight),
+                )
+                yield {
+                    "dtype": kind,
+                    "weight": f"{k} → {n}",
+                    "way": way,
+                    "checksum": int(digest(y)[:5], 16),
+                    "one from": next(m for i, m in enumerate(COUNTS) if len({*rows[i:]}) == 1),
+                    "rms error": scaled_error(
+                        ordinary.double() @ weight.double().T, y, dtype=dtype
+                    ).rms,
+                }
 
 
 # --- Attention of a token: in a batch, in pieces, after padding. ---------------------------------
@@ -134,27 +136,30 @@ def our_attention(q, k, v, start=0):
     return masked(q, k, v, start, lambda q, k, v, seen: attention(q, k, v, mask=seen[None, None]))
 
 
-def compare_tokens(compute, q, k, v):
-    """Tokens of the first text whose bits are not those of one pass over it alone."""
-    whole = compute(q[:1], k[:1], v[:1])
-    padded = compute(q[:1], *(pad(t[:1], (0, 0, 37, 0)) for t in (k, v)), start=37)
-    for name, y in {"among 8 texts": compute(q, k, v)[:1], "behind padding": padded}.items():
-        other = float((y != whole).any(3).any(1).float().mean())
-        yield {"text": name, "checksum": int(digest(whole)[:5], 16), "other tokens": other}
-
-
 @study.table("attention", part=PART)
 def tokens_of_attention(args):
     """Share of the tokens whose bits are not those of one pass alone; padding is 37 columns."""
     draw = partial(torch.rand, generator=torch.Generator().manual_seed(0))
-    for kind in KINDS:
-        qkv = [
-            draw(8, heads, LENGTH, HEAD).sub(0.5).mul(4).to(device, KINDS[kind])
+    for kind, dtype in KINDS.items():
+        q, k, v = (
+            draw(8, heads, LENGTH, HEAD).sub(0.5).mul(4).to(device, dtype)
             for heads in (HEADS, GROUPS, GROUPS)
-        ]
+        )
+        behind = [pad(t[:1], (0, 0, 37, 0)) for t in (k, v)]
         for way, compute in {"torch": torch_attention, "roundoff": our_attention}.items():
-            for row in compare_tokens(compute, *qkv):
-                yield {"dtype": kind, "way": way} | row
+            whole = compute(q[:1], k[:1], v[:1])
+            texts = {
+                "among 8 texts": compute(q, k, v)[:1],
+                "behind padding": compute(q[:1], *behind, start=37),
+            }
+            for text, y in texts.items():
+                yield {
+                    "dtype": kind,
+                    "way": way,
+                    "text": text,
+                    "checksum": int(digest(whole)[:5], 16),
+                    "other tokens": float((y != whole).any(3).any(1).float().mean()),
+                }
 
 
 # --- A trained model's texts, in the batches of a server. ----------------------------------------
@@ -315,27 +320,29 @@ def compiled_calls(args):
         yield {"cache": "static", "batch": batch} | called_times(batch, compiled=True)
 
 
-def decode_times(keys, batch):
-    """Attention of one token for each of a batch: times over torch's, whose bits depend on it."""
-    generator = torch.Generator(device).manual_seed(0)
-    draw = partial(torch.randn, generator=generator, device=device, dtype=torch.bfloat16)
-    sets = copies(4 * batch * GROUPS * keys * HEAD, device)
-    caches = [[draw(batch, GROUPS, keys, HEAD) for _ in "kv"] for _ in range(sets)]
-    q, seen = draw(batch, HEADS, 1, HEAD), seen_by_position(batch, 1, keys, torch.device(device))
-    ways = {"torch": sdpa, "roundoff": partial(attend, seen=seen)}
-    calls = {way: lambda i, f=f: f(q, *caches[i % sets]) for way, f in ways.items()}
-    one = [t[:1] for t in (q, *caches[0])]
-    single = ways | {"roundoff": partial(attend, seen=seen_by_position(1, 1, keys, q.device))}
-    other = [way for way, f in single.items() if digest(f(*one)) != digest(calls[way](0)[:1])]
-    return ratios(calls, max(sets, 60)) | {"other bits": ", ".join(other) or "none"}
-
-
 # Ours cuts the keys into parts of 256, which a second kernel joins where texts are few.
 @study.table(part=PART, times=["roundoff", "low", "high", "other bits"])
 def decoding(args):
     """Attention of one token over a cache, bfloat16: time over torch's, and who changes bits."""
     for keys, batch in product((512, 2048, 8192), (1, 8, 64)) if gpu else ():
-        yield {"keys": keys, "batch": batch} | decode_times(keys, batch)
+        generator = torch.Generator(device).manual_seed(0)
+        draw = partial(torch.randn, generator=generator, device=device, dtype=torch.bfloat16)
+        caches = [
+            [draw(batch, GROUPS, keys, HEAD) for _ in "kv"]
+            for _ in range(copies(4 * batch * GROUPS * keys * HEAD, device))
+        ]
+        q, calls, other = draw(batch, HEADS, 1, HEAD), {}, []
+        one = [t[:1] for t in (q, *caches[0])]
+        seen, seen_alone = (seen_by_position(b, 1, keys, q.device) for b in (batch, 1))
+        for way, f, alone in (
+            ("torch", sdpa, sdpa),
+            ("roundoff", partial(attend, seen=seen), partial(attend, seen=seen_alone)),
+        ):
+            calls[way] = lambda i, f=f, q=q, of=caches: f(q, *of[i % len(of)])
+            if digest(alone(*one)) != digest(calls[way](0)[:1]):
+                other.append(way)
+        over = ratios(calls, max(len(caches), 60))
+        yield {"keys": keys, "batch": batch} | over | {"other bits": ", ".join(other) or "none"}
 
 
 # --- Values: what pages may print. Name, datum and statistic, table, column; rows; a test. -------

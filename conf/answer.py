@@ -17,7 +17,6 @@ from sphinx.environment import BuildEnvironment
 from sphinx.util.docutils import ReferenceRole, SphinxDirective
 
 import evidence
-from figures import RST
 
 
 def document(env: BuildEnvironment, page: str) -> str:
@@ -57,13 +56,8 @@ class AnswerFigure(SphinxDirective):
         if not texts:  # as where `make page` builds another page alone
             self.env.note_reread()
             return []
-        (text,) = texts
-        self.env.note_dependency(str(text))
-        drawn = text.with_suffix("").relative_to(self.env.srcdir).as_posix()
-        alt = text.read_text("utf-8")
-        return self.parse_text_to_nodes(
-            RST.format(box="ro-picture", alt=alt, width="", drawn=drawn)
-        )
+        self.env.note_dependency(str(texts[0]))
+        return self.parse_text_to_nodes(texts[0].read_text("utf-8"))
 
 
 class Answer(AnswerFigure):

@@ -140,6 +140,7 @@ html_copy_source = False
 html_show_sourcelink = False
 html_show_sphinx = False
 html_permalinks_icon = "#"
+html_scaled_image_link = False
 html_theme_options = {
     "light_logo": "logo.svg",
     "dark_logo": "logo-dark.svg",

@@ -10,19 +10,23 @@ from matplotlib.figure import Figure
 from roundoff.page import DARK
 
 _SVG = {"format": "svg", "transparent": True, "metadata": {"Date": None}}
-#: Inches up to which the text of a figure can be read where the figure is as wide as a phone.
-_NARROW = 5.5
-#: Two images, of which a scheme shows one.
+#: Points up to which the text of a figure can be read where the figure is as wide as a phone.
+_NARROW = 72 * 5.5
+#: Two images, of which a scheme shows one; of a known size, so that a page keeps its place.
 RST = """
 .. container:: {box}
 
    .. image:: /{drawn}.svg
       :alt: {alt}
-      :class: only-light ro-figure {width}
+      :width: {width}
+      :height: {height}
+      :class: only-light ro-figure {narrow}
 
    .. image:: /{drawn}_dark.svg
       :alt: {alt}
-      :class: only-dark ro-figure {width}
+      :width: {width}
+      :height: {height}
+      :class: only-dark ro-figure {narrow}
 
 """
 
@@ -53,17 +57,24 @@ def scraper(block: Any, block_vars: dict[str, Any], gallery_conf: dict[str, Any]
         if is_answer := figure.get_gid() == "answer":
             # The box finds it by name, and the first picture is the thumbnail.
             drawn = path.with_name(f"{Path(block_vars['target_file']).stem}_answer")
-            drawn.with_suffix(".txt").write_text(alt, "utf-8")
             path.touch()  # Sphinx-Gallery looks for a file of each number
             path = path.with_name(re.sub(r"_\d+\.png$", "_001.png", path.name))
         figure.savefig(path, dpi=110, facecolor="white", transparent=False)
         save_svg(figure, drawn)
+        width, height = (round(72 * inches) for inches in figure.get_size_inches())
+        images = RST.format(
+            box="ro-picture" if is_answer else "ro-drawing",
+            alt=alt,
+            width=width,
+            height=height,
+            # On a phone a narrow figure shrinks, and a wide one scrolls.
+            narrow="ro-narrow" if width <= _NARROW and not is_answer else "",
+            drawn=drawn.relative_to(gallery_conf["src_dir"]).as_posix(),
+        )
         if is_answer:
-            continue
-        # On a phone a narrow figure shrinks, and a wide one scrolls.
-        width = "ro-narrow" if figure.get_size_inches()[0] <= _NARROW else ""
-        relative = drawn.relative_to(gallery_conf["src_dir"]).as_posix()
-        shown.append(RST.format(box="ro-drawing", alt=alt, width=width, drawn=relative))
+            drawn.with_suffix(".txt").write_text(images, "utf-8")
+        else:
+            shown.append(images)
     plt.close("all")
     return "".join(shown)
 

@@ -98,13 +98,6 @@ def stamp() -> str:
     return digest.hexdigest()
 
 
-def drop_names_that_went(app: Sphinx) -> None:
-    """A page that the reference no longer lists fails the build: nothing leads to it."""
-    for page in Path(app.srcdir, "generated").glob("*.rst"):
-        if page.stem not in Path(app.srcdir, "api.rst").read_text("utf-8").split():
-            page.unlink()
-
-
 def forget_stale_pages(app: Sphinx) -> None:
     """Drop the mark "this page has run" where it no longer means anything.
 
@@ -138,7 +131,7 @@ def finished(app: Sphinx, exception: Exception | None) -> None:
 def finish_page(
     app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any
 ) -> None:
-    """Let the keyboard reach what scrolls sideways, and give figures their size."""
+    """Let the keyboard reach what scrolls sideways."""
     tree = context.get("furo_navigation_tree", "")
     context["furo_navigation_tree"] = tree.replace(
         'role="heading"', 'role="heading" aria-level="2"'
@@ -146,8 +139,6 @@ def finish_page(
     body = context.get("body") or ""
     for pattern, replacement in _EDITS:
         body = re.sub(pattern, replacement, body, flags=re.DOTALL)
-    body = _FIGURE.sub(lambda figure: figure[0] + _size(app, figure[1]), body)
-    body = _THUMB.sub(lambda thumb: _thumbnail(app, thumb), body)
     context["body"] = body.replace("<img ", '<img loading="lazy" ')
 
 
@@ -187,27 +178,6 @@ _EDITS = (
     (r'<span class="(?:n|p|w|nn|o)">([^<]*)</span>', r"\1"),
     (r' class="sphx-glr-backref[^"]*(reference \w+)"', r' class="\1"'),
 )
-_THUMB = re.compile(r'<img [^>]*src="([^"]*)sphx_glr_(plot_\w+?)_thumb\.png"[^>]*>')
-_FIGURE = re.compile(r'<img (?=[^>]*ro-figure)(?=[^>]*src="[^"]*/([^"/]+\.svg)")')
-
-
-def _size(app: Sphinx, name: str) -> str:
-    """Size of a figure as attributes, so that a page keeps its place while it loads."""
-    drawn = next(Path(app.srcdir, "gallery").glob(f"**/images/{name}"), None)
-    head = drawn.read_text("utf-8")[:2000] if drawn else ""
-    sizes = re.findall(r'\b(width|height)="([\d.]+)pt"', head)
-    return "".join(f'{side}="{float(points):.0f}" ' for side, points in sizes)
-
-
-def _thumbnail(app: Sphinx, thumb: re.Match[str]) -> str:
-    """The figure of the page's answer, for each scheme, instead of its picture for a light page."""
-    folder, page = thumb.groups()
-    size = _size(app, f"{page}_answer.svg")
-    images = (
-        f'<img class="only-{scheme}" alt="" src="{folder}{page}_answer{ending}.svg" {size}>'
-        for scheme, ending in (("light", ""), ("dark", "_dark"))
-    )
-    return "".join(images) if size else thumb[0]
 
 
 @functools.cache
@@ -223,8 +193,7 @@ def spare_forks() -> None:
 def setup(app: Sphinx) -> dict[str, bool]:
     """Connect the hooks; the first ones must come before Sphinx-Gallery's own."""
     spare_forks()
-    app.connect("builder-inited", drop_names_that_went, priority=0)
-    app.connect("builder-inited", forget_stale_pages, priority=1)
+    app.connect("builder-inited", forget_stale_pages, priority=0)
     app.connect("doctree-read", keep_places)
     app.connect("env-updated", shorten_sidebar)
     app.connect("html-page-context", finish_page, priority=900)

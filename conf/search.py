@@ -41,8 +41,6 @@ _OTHER_WORDS = (
     ),
 )
 _COUNTED = [(re.compile(said, re.IGNORECASE), typed.split()) for said, typed in _OTHER_WORDS]
-# What a page answers, as readers ask for it.
-_ANSWERS = PAGES | {"results": "results machines"}
 
 
 class Words(SearchEnglish):
@@ -66,7 +64,7 @@ def add_answers(app: Sphinx, exception: Exception | None) -> None:
     answers: dict[str, set[int]] = {}
     for number, name in enumerate(index["docnames"]):
         if not name.startswith("generated/"):
-            said = f"{app.env.titles[name].astext()} {_ANSWERS.get(Path(name).name, '')}"
+            said = f"{app.env.titles[name].astext()} {PAGES.get(Path(name).name, '')}"
             for word in language.split(said):
                 answers.setdefault(language.stem(word), set()).add(number)
     for word, pages in answers.items():

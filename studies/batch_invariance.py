@@ -75,45 +75,39 @@ SHAPES = [
 ]
 #: Timed, too: joined weights, vocabularies, and a small model's.
 MORE = [(4096, 6144), (14336, 4096), (4096, 128256), (576, 49152), (2048, 12288)] if gpu else []
-COUNTS = [1, 2, 3, 4, 8, 16, 32, 64, 96, 128, 256, 512, 1024, 2048, 4096][
-    : None if gpu else 7 if quick else 10
-]
+COUNTS = [1, 2, 3, 4, 8, 16, 32, 64, 96, 128, *([256, 512, 1024, 2048, 4096] if gpu else [])]
 TIMED = [2**i for i in range(13)] if gpu else [1, 16]
-
-
-def products():
-    """Functions of x and W, by name; torch's first."""
-    ways = {"torch": linear}
-    if gpu:
-        ways["one tile"] = partial(matmul, tile=ONE_TILE)
-    return ways | OTHERS | {"roundoff": matmul}
-
-
-def compare_rows(function, x, w):
-    """Bits of the first row among others; the error of ordinary rows."""
-    rows = {m: digest(function(x[:m], w)[0]) for m in COUNTS}
-    other = [m for m in COUNTS if rows[m] != rows[1]]
-    generator = torch.Generator(device).manual_seed(0)
-    x, w = (torch.randn(t.shape, generator=generator, device=device).to(t) for t in (x[:64], w))
-    exact, y = x.double() @ w.double().T, function(x, w)
-    return {
-        "other": len(other) / (len(COUNTS) - 1),
-        "checksum": int(digest(y)[:5], 16),
-        "one from": next(m for m in COUNTS if len({rows[c] for c in COUNTS if c >= m}) == 1),
-        "rms error": scaled_error(exact, y, dtype=y.dtype).rms,
-    }
+#: Functions of x and W.
+PRODUCTS = {"torch": linear} | OTHERS | {"roundoff": matmul}
 
 
 @study.table(part=PART)
 def alone(args):
-    """Share of the larger M at which the first row has bits that it has not alone."""
+    """The first row's bits among others, and the error of ordinary rows."""
+    ways = {"torch": linear, "roundoff": matmul}
+    ways |= {"one tile": partial(matmul, tile=ONE_TILE)} if gpu else {}
     for kind, dtype in KINDS.items():
         for k, n in SHAPES if kind == "bfloat16" else SHAPES[:2]:
+            generator = torch.Generator(device).manual_seed(0)
+            draw = partial(torch.randn, generator=generator, device=device)
+            ordinary, weight = (draw(rows, k).to(dtype) for rows in (64, n))
             empty = (torch.empty(rows, k, dtype=dtype, device=device) for rows in (COUNTS[-1], n))
             x, w = cancelling(*empty)
-            for way, function in products().items():
-                row = {"dtype": kind, "weight": f"{k} → {n}", "way": way}
-                yield row | compare_rows(function, x, w)
+            for way, function in ways.items():
+                rows, y = (
+                    [digest(function(x[:m], w)[0]) for m in COUNTS],
+                    function(ordinary, weight),
+                )
+                yield {
+                    "dtype": kind,
+                    "weight": f"{k} → {n}",
+                    "way": way,
+                    "checksum": int(digest(y)[:5], 16),
+                    "one from": next(m for i, m in enumerate(COUNTS) if len({*rows[i:]}) == 1),
+                    "rms error": scaled_error(
+                        ordinary.double() @ weight.double().T, y, dtype=dtype
+                    ).rms,
+                }
 
 
 # --- Attention of a token: in a batch, in pieces, after padding. ---------------------------------
@@ -142,32 +136,30 @@ def our_attention(q, k, v, start=0):
     return masked(q, k, v, start, lambda q, k, v, seen: attention(q, k, v, mask=seen[None, None]))
 
 
-def compare_tokens(compute, q, k, v):
-    """Tokens of the first text whose bits are not those of one pass over it alone."""
-
-    whole = compute(q[:1], k[:1], v[:1])
-    padded = compute(q[:1], *(pad(t[:1], (0, 0, 37, 0)) for t in (k, v)), start=37)
-    ways = {
-        "among 8 texts": compute(q, k, v)[:1],
-        "behind padding": padded,
-    }
-    for name, y in ways.items():
-        other = float((y != whole).any(3).any(1).float().mean())
-        yield {"text": name, "checksum": int(digest(whole)[:5], 16), "other tokens": other}
-
-
 @study.table("attention", part=PART)
 def tokens_of_attention(args):
     """Share of the tokens whose bits are not those of one pass alone; padding is 37 columns."""
     draw = partial(torch.rand, generator=torch.Generator().manual_seed(0))
-    for kind in KINDS:
-        qkv = [
-            draw(8, heads, LENGTH, HEAD).sub(0.5).mul(4).to(device, KINDS[kind])
+    for kind, dtype in KINDS.items():
+        q, k, v = (
+            draw(8, heads, LENGTH, HEAD).sub(0.5).mul(4).to(device, dtype)
             for heads in (HEADS, GROUPS, GROUPS)
-        ]
+        )
+        behind = [pad(t[:1], (0, 0, 37, 0)) for t in (k, v)]
         for way, compute in {"torch": torch_attention, "roundoff": our_attention}.items():
-            for row in compare_tokens(compute, *qkv):
-                yield {"dtype": kind, "way": way} | row
+            whole = compute(q[:1], k[:1], v[:1])
+            texts = {
+                "among 8 texts": compute(q, k, v)[:1],
+                "behind padding": compute(q[:1], *behind, start=37),
+            }
+            for text, y in texts.items():
+                yield {
+                    "dtype": kind,
+                    "way": way,
+                    "text": text,
+                    "checksum": int(digest(whole)[:5], 16),
+                    "other tokens": float((y != whole).any(3).any(1).float().mean()),
+                }
 
 
 # --- A trained model's texts, in the batches of a server. ----------------------------------------
@@ -208,36 +200,29 @@ def written(way, batches):
     return made
 
 
-def compare_texts(made, expected):
-    """Texts of the requests, beside those that the prompts get alone."""
-    return {
-        "completions": len(made),
-        "different": len(set(made)),
-        "of": len({row for row, _ in made}),
-        "other texts": sum(text != expected[row] for row, text in made) / len(made),
-        "checksum": int(digest(torch.tensor(list(expected.values())))[:5], 16),
-    }
-
-
 @study.table(part=PART)
 def texts(args):
     """Completions in bfloat16 that are not what the prompt gets alone, with a static cache."""
-    alone = [([row], 0) for row in range(PROMPTS)]
-    found = []
     for way in MODES:
         requests = COMPLETIONS if way in ("torch", "roundoff") else 200
         batches = server_batches(requests, prompts=PROMPTS, most=MOST, multiple=8 if gpu else 1)
-        expected = dict(written(way, alone))
-        for name, chosen in {"alone, again": alone, "server": batches}.items():
-            row = {"way": way, "served": name}
-            found.append(row | compare_texts(written(way, chosen), expected))
+        expected = dict(written(way, [([row], 0) for row in range(PROMPTS)]))
+        made = written(way, batches)
+        yield {
+            "way": way,
+            "served": "server",
+            "completions": len(made),
+            "different": len(set(made)),
+            "of": len({row for row, _ in made}),
+            "other texts": sum(text != expected[row] for row, text in made) / len(made),
+            "checksum": int(digest(torch.tensor(list(expected.values())))[:5], 16),
+        }
     if gpu and SPLITS:
         with tempfile.TemporaryDirectory() as folder:
             words = [sys.executable, __file__, "--only", "texts", "--record", folder]
             subprocess.run(words, env=os.environ | VARIABLES, check=True)  # noqa: S603 - this script
             (path,) = Path(folder).glob("*/*.json")
-            found += read_record(path).tables["texts"].to_dict("records")
-    return found
+            yield from read_record(path).tables["texts"].to_dict("records")
 
 
 # --- What it costs: products, a token, attention. ------------------------------------------------
@@ -256,33 +241,27 @@ def ratios(calls, launches=1):
         max_rounds=60,
     )
     over = timings.ratios().set_index("label")
-    row = over["ratio"].drop("torch").to_dict() | over.loc["roundoff", ["low", "high"]].to_dict()
-    return {"µs": timings.frame["median"].iloc[0] * 1e6} | row
+    return over["ratio"].drop("torch").to_dict() | over.loc["roundoff", ["low", "high"]].to_dict()
 
 
-def compare_times(x, weights):
-    """Products of one shape, each launch with another weight."""
-    ways, (n, k) = products(), weights[0].shape
-    calls = {way: lambda i, f=f: f(x, weights[i % len(weights)]) for way, f in ways.items()}
-    work = max(len(x), 256) * max(1, n * k >> 25)
-    return ratios(calls, max(len(weights), 60 * 256 // work) if gpu else 1)
-
-
-@study.table(part=PART, times=["µs", "one tile", OPS, "roundoff", "low", "high"])
+@study.table(part=PART, times=[OPS, "roundoff", "low", "high"])
 def cost(args):
     """Products: time over torch's, in interleaved rounds, each launch with another weight."""
-    found = []
-    shapes = {"bfloat16": SHAPES + MORE, "float16": (SHAPES + MORE)[: 10 if gpu else 1]}
-    for kind, each in shapes.items():
+    found, shapes = [], SHAPES + MORE
+    for kind, each in {"bfloat16": shapes, "float16": shapes[: 10 if gpu else 1]}.items():
         for k, n in each:
             generator = torch.Generator(device).manual_seed(n)
             draw = partial(torch.randn, generator=generator, device=device, dtype=KINDS[kind])
             weights = [draw(n, k) for _ in range(copies(2 * n * k, device) if gpu else 1)]
             for m in TIMED:
-                row = {"dtype": kind, "weight": f"{k} → {n}", "M": m}
-                found.append(row | compare_times(draw(m, k), weights))
-    columns = ["dtype", "weight", "M", "µs", "one tile", OPS, "roundoff", "low", "high"]
-    return pd.DataFrame(found, columns=columns)
+                x, work = draw(m, k), max(m, 256) * max(1, n * k >> 25)
+                calls = {
+                    way: lambda i, f=f, x=x, w=weights: f(x, w[i % len(w)])
+                    for way, f in PRODUCTS.items()
+                }
+                over = ratios(calls, max(len(weights), 60 * 256 // work) if gpu else 1)
+                found.append({"dtype": kind, "weight": f"{k} → {n}", "M": m} | over)
+    return pd.DataFrame(found, columns=["dtype", "weight", "M", OPS, "roundoff", "low", "high"])
 
 
 @study.table("routes", part=PART)
@@ -341,27 +320,29 @@ def compiled_calls(args):
         yield {"cache": "static", "batch": batch} | called_times(batch, compiled=True)
 
 
-def decode_times(keys, batch):
-    """Attention of one token for each of a batch: times over torch's, whose bits depend on it."""
-    generator = torch.Generator(device).manual_seed(0)
-    draw = partial(torch.randn, generator=generator, device=device, dtype=torch.bfloat16)
-    sets = copies(4 * batch * GROUPS * keys * HEAD, device)
-    caches = [[draw(batch, GROUPS, keys, HEAD) for _ in "kv"] for _ in range(sets)]
-    q, seen = draw(batch, HEADS, 1, HEAD), seen_by_position(batch, 1, keys, torch.device(device))
-    ways = {"torch": sdpa, "roundoff": partial(attend, seen=seen)}
-    calls = {way: lambda i, f=f: f(q, *caches[i % sets]) for way, f in ways.items()}
-    one = [t[:1] for t in (q, *caches[0])]
-    single = ways | {"roundoff": partial(attend, seen=seen_by_position(1, 1, keys, q.device))}
-    other = [way for way, f in single.items() if digest(f(*one)) != digest(calls[way](0)[:1])]
-    return ratios(calls, max(sets, 60)) | {"other bits": ", ".join(other) or "none"}
-
-
 # Ours cuts the keys into parts of 256, which a second kernel joins where texts are few.
-@study.table(part=PART, times=["µs", "roundoff", "low", "high", "other bits"])
+@study.table(part=PART, times=["roundoff", "low", "high", "other bits"])
 def decoding(args):
     """Attention of one token over a cache, bfloat16: time over torch's, and who changes bits."""
     for keys, batch in product((512, 2048, 8192), (1, 8, 64)) if gpu else ():
-        yield {"keys": keys, "batch": batch} | decode_times(keys, batch)
+        generator = torch.Generator(device).manual_seed(0)
+        draw = partial(torch.randn, generator=generator, device=device, dtype=torch.bfloat16)
+        caches = [
+            [draw(batch, GROUPS, keys, HEAD) for _ in "kv"]
+            for _ in range(copies(4 * batch * GROUPS * keys * HEAD, device))
+        ]
+        q, calls, other = draw(batch, HEADS, 1, HEAD), {}, []
+        one = [t[:1] for t in (q, *caches[0])]
+        seen, seen_alone = (seen_by_position(b, 1, keys, q.device) for b in (batch, 1))
+        for way, f, alone in (
+            ("torch", sdpa, sdpa),
+            ("roundoff", partial(attend, seen=seen), partial(attend, seen=seen_alone)),
+        ):
+            calls[way] = lambda i, f=f, q=q, of=caches: f(q, *of[i % len(of)])
+            if digest(alone(*one)) != digest(calls[way](0)[:1]):
+                other.append(way)
+        over = ratios(calls, max(len(caches), 60))
+        yield {"keys": keys, "batch": batch} | over | {"other bits": ", ".join(other) or "none"}
 
 
 # --- Values: what pages may print. Name, datum and statistic, table, column; rows; a test. -------

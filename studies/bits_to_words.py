@@ -18,6 +18,7 @@ from functools import partial
 
 import pandas as pd
 import torch
+from scipy.special import ndtr
 from scipy.stats import binomtest
 from torch.nn.functional import linear
 
@@ -35,8 +36,7 @@ study = Study(
 )
 PROMPTS = 2 if fast else 32
 TOKENS = 4 if fast else 128 if GPU else 64  # of each text
-#: Prompts in a batch in which attention, padding, threads and compilers differ; in the largest one.
-BATCH, MOST = (32, 64) if GPU else (2, 2) if fast else (4, 8)
+BATCH, SERVED = 2 if fast else 32 if GPU else 4, 2 if fast else 8  # prompts in a batch
 
 
 # --- Models: one set of weights, in several types and ways. --------------------------------------
@@ -87,8 +87,6 @@ def asked():
 
 # --- Ways along float64's texts. -----------------------------------------------------------------
 
-NAMES = ("error", "gap", "differs")
-
 
 def batches(given, count):
     """Prompts that are decoded together; where there are too few, some come again."""
@@ -107,41 +105,33 @@ class Along:
         )
         self.written = ~self.truth.margin.isnan()  # a text ends with its end token
         self.size = float(self.exact[self.written].square().mean().sqrt())
-        self.top = self.exact.topk(2).indices
         self.steps = []
 
-    def errors(self, row, logits):
-        """Of the steps of a prompt: errors, and whether the token is another."""
-        error = logits.double() - self.exact[row]
-        columns = {
-            "error": error.square().mean(1),
-            "gap": error.gather(1, self.top[row]).diff().squeeze(1),
-            "differs": logits.argmax(-1) != self.top[row, :, 0],
-        }
-        return torch.stack([columns[name].double().cpu() for name in NAMES])
-
     def follow(self, dtype, way, model, batch):
-        """Run one way along the texts; compare its logits with those."""
-        found = torch.zeros(len(NAMES), *self.shape[:2], dtype=torch.float64)
+        """Run one way along the texts; compare its logits with those, token by token."""
+        z = torch.zeros(self.shape, dtype=model.dtype, device=DEVICE)
         step = GraphStep(model) if GPU else None
         for rows in batches(len(self.asked), batch):
-            shape = len(rows), *self.shape[1:]
-            z = torch.zeros(shape, dtype=model.dtype, device=DEVICE)
+            places = torch.tensor(rows, device=DEVICE)
             decode(
                 model,
                 [self.asked[row] for row in rows],
                 self.tokens,
                 follow=self.truth.tokens[rows],
-                observe=lambda i, logits, z=z: z[:, i].copy_(logits),
+                observe=lambda i, logits, places=places: z[:, i].index_copy_(0, places, logits),
                 step=step,
                 length=max(map(len, self.asked)) if batch > 1 else 0,
             )
-            each = [self.errors(row, z[k]) for k, row in enumerate(rows)]
-            found[:, rows] = torch.stack(each, 1)
+        z, exact = z[self.written], self.exact[self.written]
+        error, top = z.double() - exact, exact.topk(2).indices
         prompt, token = self.written.nonzero().T.numpy()
-        table = pd.DataFrame(dict(zip(NAMES, found[:, self.written].numpy(), strict=True)))
-        table = table.astype({"differs": bool})
-        self.steps.append(table.assign(prompt=prompt, token=token + 1, dtype=dtype, way=way))
+        columns = {
+            "error": error.square().mean(1),
+            "gap": error.gather(1, top).diff().squeeze(1),
+            "differs": z.argmax(-1) != top[:, 0],
+        }
+        steps = pd.DataFrame({name: column.cpu().numpy() for name, column in columns.items()})
+        self.steps.append(steps.assign(prompt=prompt, token=token + 1, dtype=dtype, way=way))
         return self.steps[-1]
 
 
@@ -191,18 +181,18 @@ def survival(args):
 def predicted(args):
     """With a normal error whose σ is that of the other half of the prompts: tokens expected."""
     along, groups = followed()
+    margin = along.truth.margin[along.written].numpy()
     for (dtype, way), steps in groups:
         odd = steps["prompt"] % 2 == 1
-        gap = {half: math.sqrt(steps["gap"][odd == half].pow(2).mean()) for half in (True, False)}
-        spread = torch.tensor([gap[not half] for half in odd])
-        chance = torch.special.ndtr(-along.truth.margin[along.written] / spread)
+        spread = (~odd).map(steps["gap"].pow(2).groupby(odd).mean().pow(0.5))
+        chance = ndtr(-margin / spread)
+        lasting = (1 - chance).groupby(steps["prompt"]).prod()
         interval = binomtest(int(steps["differs"].sum()), len(steps)).proportion_ci(method="wilson")
-        lasting = (1 - pd.Series(chance.numpy(), steps["prompt"])).groupby(level=0).prod()
         yield (
-            {"dtype": dtype, "way": way, "gap": math.sqrt(steps["gap"].pow(2).mean())}
-            | {"predicted": float(chance.mean()), "flips": steps["differs"].mean()}
-            | {"low": interval.low, "high": interval.high, "tokens": len(steps)}
-            | {"texts predicted": float((1 - lasting).sum())}
+            {"dtype": dtype, "way": way}
+            | {"predicted": chance.mean(), "flips": steps["differs"].mean()}
+            | {"low": interval.low, "high": interval.high}
+            | {"texts predicted": (1 - lasting).sum()}
             | {"texts": steps[steps["differs"]]["prompt"].nunique()}
         )
 
@@ -212,16 +202,15 @@ def predicted(args):
 
 @study.table(part=PART)
 def server(args):
-    """Texts in bfloat16 that differ from the same prompt's alone, by the size of the batch."""
+    """Texts in bfloat16 that differ from the same prompt's alone, in a batch."""
     model = model_of("bfloat16")
-    step = GraphStep(model) if GPU else None
-    right = torch.cat([decode(model, [p], TOKENS, step=step).tokens for p in asked()])
-    for batch in [2**k for k in range(1, MOST.bit_length())]:
-        written, step = torch.empty_like(right), GraphStep(model) if GPU else None
-        for places in batches(PROMPTS, batch):
-            given, text = [asked()[place] for place in places], right[places]
-            written[places] = decode(model, given, TOKENS, follow=text, step=step).tokens
-        yield {"batch": batch, "texts": int((written != right).any(1).sum()), "of": PROMPTS}
+    alone, together = (GraphStep(model) if GPU else None for _ in range(2))
+    right = torch.cat([decode(model, [p], TOKENS, step=alone).tokens for p in asked()])
+    written = torch.empty_like(right)
+    for rows in batches(PROMPTS, SERVED):
+        given = [asked()[row] for row in rows]
+        written[rows] = decode(model, given, TOKENS, follow=right[rows], step=together).tokens
+    return [{"batch": SERVED, "texts": int((written != right).any(1).sum())}]
 
 
 # --- Quality: does a way know less? --------------------------------------------------------------
@@ -238,21 +227,15 @@ def surprise(model, passages):
 
 @study.table(part=PART)
 def quality(args):
-    """Perplexity, and its change from float64 with a 95 % interval."""
+    """The change of the perplexity from float64, as a logarithm, with a 95 % interval."""
     tokenizer = trained().tokenizer
     passages = [
         tokenizer(text, return_tensors="pt")["input_ids"][:, : 32 if fast else None]
         for text in PASSAGES[: 1 if fast else 8]
     ]
-    base = surprise(float64(), passages)
-    for dtype in ("float32", "bfloat16", "float16"):
-        change = surprise(model_of(dtype), passages) - base
-        mean, half = float(change.mean()), 1.96 * float(change.std()) / math.sqrt(len(change))
-        yield (
-            {"dtype": dtype}
-            | {"perplexity": math.exp(float(base.mean()) + mean), "change": mean}
-            | {"change low": mean - half, "change high": mean + half}
-        )
+    change = surprise(model_of("bfloat16"), passages) - surprise(float64(), passages)
+    mean, half = float(change.mean()), 1.96 * float(change.std()) / math.sqrt(len(change))
+    return [{"dtype": "bfloat16", "change low": mean - half, "change high": mean + half}]
 
 
 # --- The price. ----------------------------------------------------------------------------------

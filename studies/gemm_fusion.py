@@ -18,7 +18,6 @@ from itertools import product
 from typing import NamedTuple
 
 import onnx.parser
-import pandas as pd
 import torch
 
 from roundoff.compare import scaled_error
@@ -120,19 +119,12 @@ def ready(who, how, case):
 
 def graphed(runs):
     """The calls as CUDA graphs, captured on the current stream, where ONNX Runtime is, too."""
-    replays, memory = [], ()
+    pool, here = torch.cuda.graph_pool_handle(), torch.cuda.current_stream()
     for run in runs:
-        run()
         graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize()
-        graph.capture_begin(*memory, capture_error_mode="thread_local")
-        try:
+        with torch.cuda.graph(graph, pool, here, capture_error_mode="thread_local"):
             outputs = run()
-        finally:
-            graph.capture_end()
-        replays.append(lambda graph=graph, outputs=outputs: (graph.replay(), outputs)[1])
-        memory = (graph.pool(),)
-    return replays
+        yield lambda graph=graph, outputs=outputs: (graph.replay(), outputs)[1]
 
 
 def calls(way, case, buffers):
@@ -143,7 +135,7 @@ def calls(way, case, buffers):
     made = [make(*f) for f in fed]
     for call in made:  # loads, compiles, grows arenas, or fails
         call()
-    return graphed(made) if graph else made
+    return list(graphed(made)) if graph else made
 
 
 # --- One interleaved measurement of all ways. ----------------------------------------------------
@@ -225,14 +217,14 @@ tokens = (1, 16) if quick else (1, 4, 16, 64, 256, 1024, 4096) if GPU else (1, 1
 LAYERS = {"gate-up": (width * 11 // 4,) * 2, "QKV": (width, width // 4, width // 4)}
 
 
-@cache
-def contests(config, itype, warmup, repeat):
-    """Every case, measured once a process."""
+@study.table(part=PART, times=["ratio", "low", "high", "median"])
+def times(args):
+    """A row for each case and way: milliseconds, ratio to ORT's unfused time, errors."""
     stream = torch.cuda.Stream() if GPU else None  # ONNX Runtime computes on it, too
-    rows, sizes = [], [int(size) for size in config.split(",")]
+    sizes = [int(size) for size in args.config.split(",")]
     if not GPU:
         torch.set_num_threads(1)  # of two thread pools, each waits for cores that the other has
-    for number, tf32 in product(map(int, itype.split(",")), (False, True)):
+    for number, tf32 in product(map(int, args.itype.split(",")), (False, True)):
         if tf32 and not (GPU and number == 1):
             continue
         cases = [Case(number, tf32, n, n, (n, n), name=f"square {n}") for n in sizes]
@@ -244,29 +236,7 @@ def contests(config, itype, warmup, repeat):
         # A CUDA graph cannot be captured on torch's default stream.
         with torch_precision(tf32), torch.cuda.stream(stream):
             for case in cases:
-                rows += contest(case, warmup, repeat)
-    return pd.DataFrame(rows)
-
-
-def measured(args):
-    """The rows of both tables."""
-    return contests(args.config, args.itype, args.warmup, args.repeat)
-
-
-@study.table(part=PART, times=["ratio", "low", "high", "median"])
-def times(args):
-    """A row for each case and way: milliseconds, ratio to ORT's unfused time, errors."""
-    return measured(args)
-
-
-@study.table(part=PART)
-def discrepancy(args):
-    """The share of elements that fusing changes, and the errors of both, in units of ε × RMS."""
-    found = measured(args)
-    fused, base = (found[found["way"] == w].reset_index() for w in (WAYS[2], WAYS[0]))
-    return fused[["case", "shape", "precision", "share"]].assign(
-        **{"not fused rms": base["rms error"], "fused rms": fused["rms error"]}
-    )
+                yield from contest(case, args.warmup, args.repeat)
 
 
 # --- Values: what pages may print. ---------------------------------------------------------------
@@ -435,20 +405,27 @@ for precision in ("float32", "float16"):
 study.value(
     "changed",
     "share of the results that one Gemm for queries, keys and values changes, one token, float32",
-    "discrepancy",
+    "times",
     "share",
-    where={"case": QKV, "precision": "float32"},
+    where={"case": QKV, "precision": "float32", "way": WAYS[2]},
     test=lambda v: v.value > 0.5,
 )
+
+
+def errors_over(rows):
+    """The typical error of one Gemm over that of two, of each case in which bits change."""
+    rows = rows.set_index(["case", "precision"])
+    one, two = (rows[rows["way"] == way] for way in (WAYS[2], WAYS[0]))
+    return (one["rms error"] / two["rms error"])[one["share"] > 0]
+
+
 for name, statistic in ("error.least", "min"), ("error.most", "max"):
     study.value(
         name,
         f"typical error of one Gemm over that of two where bits change, {statistic}imum of cases",
-        "discrepancy",
-        lambda rows, statistic=statistic: (rows["fused rms"] / rows["not fused rms"]).agg(
-            statistic
-        ),
-        where={"share": lambda share: share > 0},
+        "times",
+        lambda rows, statistic=statistic: errors_over(rows).agg(statistic),
+        where={"way": [WAYS[2], WAYS[0]], "precision": ["float32", "TF32", "float16", "bfloat16"]},
         test=lambda v, least=statistic == "min": v.value < 1 if least else v.value > 1,
     )
 

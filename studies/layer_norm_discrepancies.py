@@ -169,18 +169,15 @@ def signs(args):
 # --- Switches: which moves a bit of float32, and what it costs. ----------------------------------
 
 ORT = {  # switch: options of roundoff.ort.session
-    "default": {},
-    "graph optimisation off": {"optimization": "none"},
-    "use_deterministic_compute": {"session_options": {"use_deterministic_compute": True}},
+    "default": {"tf32": True},
+    "graph optimisation off": {"tf32": True, "optimization": "none"},
+    "use_deterministic_compute": {
+        "tf32": True,
+        "session_options": {"use_deterministic_compute": True},
+    },
     "use_tf32 = 0": {"tf32": False},
 }
 TORCH = {"default": False, "set_float32_matmul_precision = high": True}  # switch: TF32
-
-
-def with_precision(evaluator, feeds, tf32):
-    """torch's run, with TF32 or without."""
-    with torch_precision(tf32):
-        return evaluator.run(None, feeds)[0]
 
 
 @study.table(part="provider", times=["cost"])
@@ -190,11 +187,11 @@ def switches(args):
         case = Case(provider, FLOAT32, "ORT alone" * (provider == CUDA))
         feeds, model, calls = case.feeds(), layer_norm_matmul(FLOAT32), {}
         for switch, options in ORT.items():
-            run = session(model, [provider], **{"tf32": True} | options).bind(feeds).run
-            calls["ORT", switch] = lambda run=run: run()[0]
+            calls["ORT", switch] = session(model, [provider], **options).bind(feeds).run
         for switch, tf32 in TORCH.items():
-            calls["torch", switch] = partial(with_precision, case.evaluator(), feeds, tf32)
-        results = {key: call().clone() for key, call in calls.items()}
+            run = torch_precision(tf32)(case.evaluator().run)
+            calls["torch", switch] = partial(run, None, feeds)
+        results = {key: call()[0].clone() for key, call in calls.items()}
         found = measure(
             {": ".join(key): call for key, call in calls.items()},
             warmup=1,
@@ -226,19 +223,19 @@ def remedies(args):
     x, residual = (torch.rand(2, 32, 64, generator=generator) * 4 - 2 for _ in range(2))
     residual[1, :, 7] *= 400
     large = {"X": x.half(), "residual": residual.half(), "scale": torch.ones(64).half()}
-    rows = []
-    for name, wide in (("as written", False), ("squares in float32", True)):
-        model = residual_rms_norm(FLOAT16, wide=wide)
-        for provider in PROVIDERS:
-            results = {
-                "torch": TorchOnnxEvaluator(model, [provider]).run(None, large)[0],
-                "ORT": session(model, [provider]).run(large)[0],
+    model = residual_rms_norm(FLOAT16)
+    for provider in PROVIDERS:
+        results = {
+            "torch": TorchOnnxEvaluator(model, [provider]).run(None, large)[0],
+            "ORT": session(model, [provider]).run(large)[0],
+        }
+        for runtime, z in results.items():
+            yield {
+                "model": "as written",
+                "runtime": runtime,
+                "provider": provider.removesuffix("ExecutionProvider"),
+                "rows of zeros": int((z == 0).all(dim=-1).sum()),
             }
-            for runtime, z in results.items():
-                zeros, short = (z == 0).all(dim=-1), provider.removesuffix("ExecutionProvider")
-                counts = {"rows of zeros": int(zeros.sum()), "rows": zeros.numel()}
-                rows.append({"model": name, "runtime": runtime, "provider": short} | counts)
-    return rows
 
 
 # --- Largest errors over the sum of the terms' magnitudes. ---------------------------------------

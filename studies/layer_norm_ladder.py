@@ -45,7 +45,7 @@ study = Study(
     "A layer norm in Triton, step by step: rates, registers, errors.",
     on="nvidia-h200",
 )
-ROWS = 4096
+ROWS, EPS = 4096, 1e-5
 
 # --- The kernels: those of the page, and a forward that the page does not need. ------------------
 
@@ -133,11 +133,11 @@ def step_of(direction, name, n, itemsize=2, piece=None):
     # As Triton's tutorial has it up to 16,384 columns; a wider block has more threads.
     few = 16 if block > 16384 else min(max(block // 256, 1), 8)
     if name == "one block":
-        return Compile(ours.row_forward, few, {"P": block, "EPS": 1e-5})
+        return Compile(ours.row_forward, few, {"P": block, "EPS": EPS})
     if direction == "forward":
         warps = 8 if size > 16384 else 4
         piece = piece or (1024 if size <= 7168 else warps * 512) * 2 // itemsize
-        return Compile(pieces_forward, warps, {"P": piece, "K": -(-n // piece), "EPS": 1e-5})
+        return Compile(pieces_forward, warps, {"P": piece, "K": -(-n // piece), "EPS": EPS})
     if name in ("atomic", "two stages"):
         kernel = ours.atomic_backward if name == "atomic" else ours.simple_backward
         return Compile(kernel, few, {"P": block})
@@ -208,13 +208,18 @@ MEASURED = ("atomic", "two stages", "pieces", "roundoff") if quick else BACKWARD
 def inputs(m, n, dtype=torch.float16, sets=1):
     """Some sets of (x, dy), and w and b."""
     g = torch.Generator(device).manual_seed(n)
+    w, b = (torch.rand(n, generator=g, device=device).to(dtype) for _ in "wb")
     normal = partial(torch.randn, m, n, generator=g, device=device)
     pairs = [((0.5 * normal() - 2.3).to(dtype), (0.1 * normal()).to(dtype)) for _ in range(sets)]
-    return pairs, *(torch.rand(n, generator=g, device=device).to(dtype) for _ in "wb")
+    return pairs, w, b
 
 
-def timed(calls, nbytes, budget_s):
-    """Times of calls that have a call for each set of buffers; they take turns, set by set."""
+def timed(direction, calls, pairs, budget_s):
+    """Times of calls, one for each pair, which take turns; and of the same reads and writes."""
+    reads = 1 if direction == "forward" else 2
+    moved = (reads + 1) * pairs[0][0].nbytes
+    ceiling = [partial(stream, pair[:reads], torch.empty_like(pair[0])) for pair in pairs]
+    calls = calls | {"ceiling": ceiling}
     kept = {}  # an output lives until its set's next turn: no call writes where another just wrote
 
     def turn(name, i):
@@ -224,32 +229,29 @@ def timed(calls, nbytes, budget_s):
         {name: partial(turn, name) for name in calls},
         device=device,
         cuda_graph=gpu,
-        rotate=min(map(len, calls.values())),
+        rotate=len(pairs),
         budget_s=budget_s,
         min_rounds=5,
-        bytes=dict.fromkeys(calls, nbytes),
+        bytes=dict.fromkeys(calls, moved),
     )
 
 
 def rates(direction, n, names):
     """GB/s of these steps, of torch and of the ceiling."""
-    size, moved = ROWS * n * 2, 2 if direction == "forward" else 3
-    pairs, w, b = inputs(ROWS, n, sets=copies(moved * size, device, most=16))
-    calls = {name: [] for name in (*names, "torch", "ceiling")}
+    moved = 2 if direction == "forward" else 3
+    pairs, w, b = inputs(ROWS, n, sets=copies(moved * ROWS * n * 2, device, most=16))
+    calls = {name: [] for name in (*names, "torch")}
     for x, dy in pairs:
-        out = torch.empty_like(x)
         if direction == "forward":
             ways = {name: partial(forward, name, x, w, b) for name in names}
-            ways["torch"] = partial(TORCH.forward, x, w, b, 1e-5)
-            ways["ceiling"] = partial(stream, (x,), out)
+            ways["torch"] = partial(TORCH.forward, x, w, b, EPS)
         else:
             stats = forward("pieces", x, w, b)[1]
             ways = {name: partial(backward, name, dy, x, w, stats) for name in names}
-            ways["torch"] = partial(TORCH.backward, dy, x, w, b, *TORCH.forward(x, w, b, 1e-5)[1:])
-            ways["ceiling"] = partial(stream, (x, dy), out)
+            ways["torch"] = partial(TORCH.backward, dy, x, w, b, *TORCH.forward(x, w, b, EPS)[1:])
         for name, way in ways.items():
             calls[name].append(way)
-    return timed(calls, moved * size, 0.4).frame.set_index("label")["gb_s"].to_dict()
+    return timed(direction, calls, pairs, 0.4).frame.set_index("label")["gb_s"].to_dict()
 
 
 def climb(direction, steps):

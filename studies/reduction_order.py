@@ -11,10 +11,8 @@ record, and defines each number that the page may print.
 
 from __future__ import annotations
 
-import functools
 import math
 from functools import partial
-from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -23,10 +21,8 @@ import torch
 from roundoff.page.measurement import Study
 from roundoff.reductions import (
     DISTRIBUTIONS,
-    DTYPES,
     arrange,
     binned,
-    condition,
     draw_orders,
     draw_values,
     exact_sum,
@@ -47,25 +43,14 @@ study = Study(
     on="nvidia-h100-80gb-hbm3",
 )
 
-SEED, ORDERS = 0, 128
+SEED, REPEATS = 0, 128
+ORDERS = draw_orders(8192, 128, SEED)  # with the given one, ascending and descending
 GPU = torch.cuda.is_available()
 
 
-@functools.cache
-def values(distribution: str):
-    """8192 values in float64."""
-    return draw_values(distribution, 8192, SEED)
-
-
-@functools.cache
-def orders():
-    """The 125 random orders; with the given one, ascending and descending there are 128."""
-    return draw_orders(8192, ORDERS, SEED)
-
-
 def arranged(name, dtype, storage=False):
-    """The values in 128 orders, in a type."""
-    return arrange(round_to(values(name), dtype, storage=storage), orders())
+    """8192 values in 128 orders, in a type; the given order is the first."""
+    return arrange(round_to(draw_values(name, 8192, SEED), dtype, storage=storage), ORDERS)
 
 
 # --- Errors against the exact sum. ---------------------------------------------------------------
@@ -73,16 +58,11 @@ def arranged(name, dtype, storage=False):
 
 @study.table(part="cpu")
 def means(args):
-    """The mean of 8192 values with NumPy's sum, in 128 orders, against the exact one."""
-    rows = []
-    for name, dtype in product(DISTRIBUTIONS, DTYPES):
-        x = round_to(values(name), dtype)
-        results = mean(arranged(name, dtype), dtype)
-        rows.append(
-            {"distribution": name, "dtype": dtype, "condition": condition(x)}
-            | judge(results, exact_sum(x) / 8192, dtype)
-        )
-    return rows
+    """The mean of 8192 float32 values with NumPy's sum, in 128 orders, against the exact one."""
+    for name in DISTRIBUTIONS:
+        x = arranged(name, "float32")
+        found = judge(mean(x, "float32"), exact_sum(x[0]) / 8192, "float32")
+        yield {"distribution": name, "dtype": "float32"} | found
 
 
 # --- Ways to add: results, errors and times. -----------------------------------------------------
@@ -127,7 +107,7 @@ def times():
 @study.table(part="algorithm", times=["times base", "low", "high"])
 def ways(args):
     """8192 float32 values in 128 orders, the worst of three distributions; and times."""
-    taken, rows = times(), []
+    taken = times()
     for name, (put, add) in WAYS.items():
         found = {}
         for distribution in DISTRIBUTIONS:
@@ -135,9 +115,8 @@ def ways(args):
             sums = np.array([float(add(put(row))) for row in x], np.float32)
             found[distribution] = judge(sums, exact_sum(x[0]), np.float32)
         most = {key: max(f[key] for f in found.values()) for key in found["normal"]}
-        each = {d: f["distinct"] for d, f in found.items()}
-        rows.append({"algorithm": name} | most | each | taken[name])
-    return rows
+        normal = found["normal"]["distinct"]
+        yield {"algorithm": name} | most | {"normal": normal} | taken[name]
 
 
 def index_add(v):
@@ -164,32 +143,30 @@ def runs(args):
             "index_add_, GPU": ("cuda", index_add),
             "index_add_, deterministic algorithms, GPU": ("cuda", deterministic),
         }
-    x, rows = round_to(values("normal"), "float32"), []
+    x = arranged("normal", "float32")[0]
     for name, (device, add) in again.items():
         v = torch.tensor(x, device=device)
-        sums = np.array([float(add(v)) for _ in range(ORDERS)], np.float32)
-        rows.append({"algorithm": name} | judge(sums, exact_sum(x), "float32"))
-    return rows
+        sums = np.array([float(add(v)) for _ in range(REPEATS)], np.float32)
+        yield {"algorithm": name} | judge(sums, exact_sum(x), "float32")
 
 
-# --- The same in every order, and wrong: accumulators of 16 bits. --------------------------------
+# --- The same in every order, and wrong: an accumulator of 16 bits. ------------------------------
+
+SPIKES = {
+    "distribution": "spikes",
+    "dtype": "bfloat16",
+    "adds in": "bfloat16",
+    "algorithm": "one after another",
+}
 
 
 @study.table(part="cpu")
 def narrow(args):
-    """16-bit values added in their own type and in float32."""
-    rows, adds = [], {"one after another": sequential, "full tree": pairwise}
-    for name, dtype in product(DISTRIBUTIONS, ("float16", "bfloat16")):
-        x = arranged(name, dtype, storage=True)
-        for accumulator, (way, add) in product((dtype, "float32"), adds.items()):
-            with np.errstate(over="ignore"):
-                sums = add(x.astype(np.float32) if accumulator == "float32" else x).astype(x.dtype)
-            rows.append(
-                {"distribution": name, "dtype": dtype, "adds in": accumulator, "algorithm": way}
-                | {"given": float(sums[0]), "exact": float(exact_sum(x[0]))}
-                | judge(sums, exact_sum(x[0]), dtype)
-            )
-    return rows
+    """The spikes in bfloat16, added in their own type."""
+    x = arranged("spikes", "bfloat16", storage=True)
+    sums, exact = sequential(x), exact_sum(x[0])
+    found = {"given": float(sums[0]), "exact": float(exact)} | judge(sums, exact, "bfloat16")
+    return [SPIKES | found]
 
 
 # --- Threads reorder sums, too. ------------------------------------------------------------------
@@ -216,12 +193,6 @@ def is_right(found):
     return found.value == 1 and (found.rows["error ulp"] <= 0.5).all()
 
 
-SPIKES = {
-    "distribution": "spikes",
-    "dtype": "bfloat16",
-    "adds in": "bfloat16",
-    "algorithm": "one after another",
-}
 study.value(
     "np.sum",
     "different results of np.sum, 8192 normal float32 values in 128 orders",

@@ -14,8 +14,10 @@ and defines each number that the page may print.
 import copy
 import functools
 import time
-from itertools import pairwise, product
+from itertools import product
 
+import numpy as np
+import pandas as pd
 import torch
 from scipy.stats import bootstrap, ttest_1samp
 from torch.nn.functional import linear, pad
@@ -101,10 +103,9 @@ def one_pass(model, texts, columns=0):
 
 def in_chunks(model, texts, size):
     """Logits of the new tokens: the prompt first, then so many tokens at a time, with a cache."""
-    cuts = [0, PROMPT, *range(PROMPT + size, texts.shape[1], size), texts.shape[1]]
     cache, made = None, []
-    for start, end in pairwise(cuts):
-        out = model(texts[:, start:end], past_key_values=cache, use_cache=True)
+    for part in texts[:, :PROMPT], *texts[:, PROMPT:].split(size, 1):
+        out = model(part, past_key_values=cache, use_cache=True)
         cache, made = out.past_key_values, [*made, out.logits]
     return torch.cat(made, 1)[:, PROMPT - 1 : -1]
 
@@ -167,18 +168,14 @@ def compared(of, by, texts):
     log_ratio = logprobs(by, new) - logprobs(of, new)
     ratio = log_ratio.exp()
     outside = ((ratio - 1).abs() > LIMIT).double()
-    per_text = outside.mean(1).cpu().numpy()
-    low = high = float(per_text[0])
-    if per_text.std():
-        found = bootstrap((per_text,), lambda x, axis: x.mean(axis), rng=0, method="percentile")
-        low, high = found.confidence_interval
+    each = outside.mean(1).cpu().numpy()  # a share for each text
+    ends = bootstrap((each,), np.mean, rng=0, method="percentile").confidence_interval
     return {
-        "tokens": new.numel(),
         "different": int((log_ratio != 0).sum()),
         "KL": float((p.exp() * (p - q)).sum(-1).mean()),
         "outside": float(outside.mean()),
-        "low": float(low),
-        "high": float(high),
+        "low": float(ends.low),
+        "high": float(ends.high),
         "largest ratio": float(torch.maximum(ratio, 1 / ratio).max()),
     }
 
@@ -238,12 +235,10 @@ APART = (
 def parts(args):
     """Logits that a pass changes, where attention or products alone add in a fixed order."""
     texts = sampled("bfloat16")[0][: TEXTS // 2]
-    plain, fixed = model_of("bfloat16"), model_of("invariant")
-    attention, products = copy.deepcopy(plain), copy.deepcopy(fixed)
+    attention, products = (copy.deepcopy(model_of(way)) for way in ("bfloat16", "invariant"))
     attention.set_attn_implementation("roundoff")
     products.set_attn_implementation("sdpa")
-    ways = {"nothing": plain, "products": products, "attention": attention, "both": fixed}
-    for name, model in ways.items():
+    for name, model in {"products": products, "attention": attention}.items():
         with torch.no_grad():
             expected = one_pass(model, texts)
             for cause in APART:
@@ -290,8 +285,8 @@ def prices(args):
     """Times of sampling and of a training step over torch's in bfloat16; of two texts on a CPU."""
     layers = LAYERS if GPU else min(LAYERS, 6)
     prompts = asked(TEXTS if GPU else 1 if quick else 2)
+    tokens, rounds = (2, 2) if quick else (TOKENS if GPU else 8, 5)
     ways = {way: model_of(way, layers) for way in ("bfloat16", "float16", "invariant")}
-    tokens, least = (2, 2) if quick else (TOKENS if GPU else 8, 5)
     writes = {
         way: functools.partial(torch.no_grad()(sample), model, prompts, tokens)
         for way, model in ways.items()
@@ -302,14 +297,17 @@ def prices(args):
     steps = {way: step_of(model, texts, logits) for way, model in ways.items()}
     for cure in "recomputed", "importance weights":
         steps[cure] = step_of(ways["bfloat16"], texts, logits, cure)
-    clock = time.perf_counter if GPU else time.process_time
-    measured = {"sampling": (writes, least), "training step": (steps, 5 * least if GPU else least)}
-    for what, (calls, rounds) in measured.items():
-        limits = {"warmup": 0 if quick else 1, "min_rounds": rounds, "max_rounds": rounds}
-        found = measure(calls, clock=clock, device=DEVICE, **limits).ratios()
-        for row in found.to_dict("records"):
-            kept = {name: row[name] for name in ("ratio", "low", "high")}
-            yield {"what": what, "way": row["label"], **kept}
+    timed = functools.partial(
+        measure,
+        clock=time.perf_counter if GPU else time.process_time,
+        device=DEVICE,
+        warmup=0 if quick else 1,
+    )
+    found = {"sampling": timed(writes, min_rounds=rounds, max_rounds=rounds)}
+    rounds *= 5 if GPU else 1
+    found["training step"] = timed(steps, min_rounds=rounds, max_rounds=rounds)
+    rows = pd.concat([times.ratios().assign(what=what) for what, times in found.items()])
+    return rows.rename(columns={"label": "way"})
 
 
 # --- Short runs of policy gradient. --------------------------------------------------------------

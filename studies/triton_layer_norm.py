@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from roundoff.compare import scaled_error
 from roundoff.kernels import interpreting, layer_norm, lessons, shuffled_programs
-from roundoff.kernels.baselines import LayerNorm, layer_norms, stream
+from roundoff.kernels.baselines import LayerNorm, layer_norms
 from roundoff.page.measurement import Study
 from roundoff.timing import copies, measure
 
@@ -42,29 +42,19 @@ norms, _ = layer_norms(device)
 
 #: The page's ``one_block``: where rows are written step by step, it is the step in two stages.
 LADDER = runpy.run_path(str(Path(__file__).with_name("layer_norm_ladder.py")))
+inputs = LADDER["inputs"]
 LESSON = LayerNorm(
     norms["roundoff"].forward,
     lambda dy, x, w, b, stats: LADDER["backward"]("two stages", dy, x, w, stats),
 )
 
 
-def inputs(m, n, dtype, sets=1):
-    """Some sets of (x, dy), and w and b."""
-    g = torch.Generator(device).manual_seed(n)
-    w, b = (torch.rand(n, generator=g, device=device).to(dtype) for _ in "wb")
-    normal = partial(torch.randn, m, n, generator=g, device=device)
-    pairs = [((0.5 * normal() - 2.3).to(dtype), (0.1 * normal()).to(dtype)) for _ in range(sets)]
-    return pairs, w, b
-
-
 def truth(x, dy, w, b):
     """y, dx, dw and db in float64."""
-    x, dy, w, b = (t.double() for t in (x, dy, w, b))
-    centred = x - x.mean(1, keepdim=True)
-    r = 1 / (centred.square().mean(1, keepdim=True) + EPS).sqrt()
-    xhat, v = centred * r, w * dy
-    dx = r * (v - v.mean(1, keepdim=True) - xhat * (v * xhat).mean(1, keepdim=True))
-    return {"y": xhat * w + b, "dx": dx, "dw": (dy * xhat).sum(0), "db": dy.sum(0)}
+    x, w, b = leaves = [t.double().requires_grad_() for t in (x, w, b)]
+    y = functional.layer_norm(x, w.shape, w, b, EPS)
+    gradients = torch.autograd.grad(y, leaves, dy.double())
+    return dict(zip(("y", "dx", "dw", "db"), (y.detach(), *gradients), strict=True))
 
 
 def calls(norm, x, dy, w, b):
@@ -144,7 +134,6 @@ def compare(m, n, dtype, labels):
     """For each direction: GB/s, our share of the ceiling, and our rate over the best baseline's."""
     size = m * n * dtype.itemsize
     pairs, w, b = inputs(m, n, dtype, copies(3 * size, device, most=16))
-    buffers = [(x, dy, torch.zeros_like(x)) for x, dy in pairs]
     exact, ways = truth(*pairs[0], w, b), {}
     for label in labels:
         norm = LESSON if label == "lesson" else norms[label]
@@ -159,12 +148,10 @@ def compare(m, n, dtype, labels):
         else:
             print(f"{label} is not timed, its result is wrong: {m} × {n}")
     for place, direction in enumerate(("forward", "backward")):
-        reads = 1 + place
         timed = {label: [way[place] for way in each] for label, each in ways.items()}
         if direction == "forward":
             timed.pop("lesson", None)  # it has roundoff's
-        timed["ceiling"] = [partial(stream, each[:reads], each[2]) for each in buffers]
-        found = LADDER["timed"](timed, (reads + 1) * size, 0.2)
+        found = LADDER["timed"](direction, timed, pairs, 0.2)
         rates = found.frame.set_index("label")["gb_s"].to_dict()
         row = {"direction": direction, "M": m, "N": n} | rates
         if "roundoff" in rates:

@@ -35,6 +35,7 @@ from statistics import median
 
 import pandas as pd
 import torch
+from torch._inductor.utils import fresh_cache
 from transformers import CompileConfig, StaticCache
 
 from roundoff.backend import onnx_custom_backend
@@ -43,7 +44,7 @@ from roundoff.models import PASSAGES, Float64Llama, load_trained, padded, prompt
 from roundoff.ort import available
 from roundoff.page.measurement import Study
 from roundoff.script import unit_test_going
-from roundoff.timing import compile_cache, measure
+from roundoff.timing import measure
 
 warnings.simplefilter("ignore", FutureWarning)
 QUICK = unit_test_going()
@@ -80,11 +81,14 @@ def loaded():
     ids = trained.tokenizer(" ".join(PASSAGES), return_tensors="pt")["input_ids"]
     ids = ids[:, :KEYS].to(DEVICE)
     model, ends = Float64Llama(trained, DEVICE), {"prefill": TOKENS, "decode": KEYS}
-    truth = {case: model(ids[:, :n], logits_to_keep=1).logits for case, n in ends.items()}
+    truth = {case: model(ids[:, :n], logits_to_keep=1).logits.cpu() for case, n in ends.items()}
     return trained, ids, truth
 
 
 # --- times and costs: a prefill and a decode step
+
+APART = ["first call", "memory"]
+RATIOS = ["× inductor", "low", "high", "× eager", "tokens/s"]
 
 
 def prefill(model, text, batch):
@@ -133,13 +137,6 @@ def repeated(run, inputs, lengths, times=1):
     return logits
 
 
-def synchronized():
-    """Seconds on the clock when the GPU is idle."""
-    if CUDA:
-        torch.cuda.synchronize()
-    return time.perf_counter()
-
-
 def free_memory():
     """Bytes that the GPU has free when torch's cache is empty; 0 without one."""
     if not CUDA:
@@ -157,9 +154,10 @@ def contest(model, case, batch, chosen):
     calls, rows = {}, {}
     for way in chosen:
         before, run = free_memory(), prepare(model, way)
-        start = synchronized()
-        logits = repeated(run, inputs, lengths).clone()
-        seconds = synchronized() - start
+        start = time.perf_counter()
+        logits = repeated(run, inputs, lengths).cpu()  # waits for the GPU
+        seconds = time.perf_counter() - start
+        error = scaled_error(truth[case].expand(batch, -1, -1), logits).rms
         repeated(run, inputs, lengths, 3)  # a CUDA graph is recorded by the second call
         memory = before - free_memory()  # what stays
         if CUDA:
@@ -175,7 +173,8 @@ def contest(model, case, batch, chosen):
             "optimization": way,
             "processor": PROCESSOR,
             "CUDA graph": way in (BEST, GRAPH),
-            "rms error": scaled_error(truth[case].expand(batch, -1, -1), logits).rms,
+            "rms error": error,
+            **dict.fromkeys(RATIOS),
             "first call": seconds if WAYS[way] is not None else None,
             "memory": memory / 2**20 if CUDA else None,
         }
@@ -184,21 +183,18 @@ def contest(model, case, batch, chosen):
     medians = times.frame.set_index("label")["median"]
     for way, row in rows.items():
         base = GRAPH if row["CUDA graph"] else "inductor"
-        ratio = times.ratio(way, base) if base in rows else None
-        row |= {
-            "× inductor": ratio.value if ratio else None,
-            "low": ratio.low if ratio else None,
-            "high": ratio.high if ratio else None,
-            "× eager": times.ratio(way, "eager").value,
-            # A CPU's times are ratios alone.
-            "tokens/s": 5 * inputs["input_ids"].numel() / medians[way] if CUDA else None,
-        }
+        if base in rows:
+            ratio = times.ratio(way, base)
+            row |= {"× inductor": ratio.value, "low": ratio.low, "high": ratio.high}
+        row["× eager"] = times.ratio(way, "eager").value
+        if CUDA:  # a CPU's times are ratios alone
+            row["tokens/s"] = 5 * inputs["input_ids"].numel() / medians[way]
     torch._dynamo.reset()
     return list(rows.values())
 
 
 @functools.cache
-def contests(again):
+def contests():
     """A row for each case, type and way, once for both tables."""
     trained, text, _ = loaded()
     plain = ("inductor", "roundoff")[QUICK:]
@@ -214,27 +210,22 @@ def contests(again):
             # On a GPU compiling takes most of the time: each case has the ways that tell most.
             replayed = graphs if case == "decode" and dtype == DTYPES[0] else ()
             ways = (plain if batch == BATCHES[0] or not replayed else ()) + replayed
-            with compile_cache(f"{LAYERS} {dtype} {case} {batch}", again=again):  # empty at first
+            with fresh_cache():  # of compiled code
                 found += contest(model, case, batch, ("eager", *ways))
     return pd.DataFrame(found)
-
-
-APART = ["first call", "memory"]
-RATIOS = ["× inductor", "low", "high", "× eager", "tokens/s"]
 
 
 @study.table(part="processor", times=RATIOS)
 def times(args):
     """Time over inductor's and tokens a second, by case and batch."""
-    return contests(args.second).drop(columns=APART)
+    return contests().drop(columns=APART)
 
 
 @study.table(part="processor", times=APART)
 def costs(args):
     """Seconds of the first call; memory beside the model."""
     same = ["case", "dtype", "batch", "optimization", "processor"]
-    rows = contests(args.second)
-    return rows[rows["first call"].notna()][same + APART]
+    return contests().dropna(subset="first call")[same + APART]
 
 
 # --- words: generate in float32, compiled once for all lengths
@@ -405,11 +396,6 @@ def undecided(found):
     return found.low <= 1 <= found.high
 
 
-def all_of(*ways):
-    """Chooses the rows of these ways; none where one of them did not run."""
-    return lambda column: column.isin(ways) & set(ways).issubset(set(column))
-
-
 def by_way(rows, column):
     """A column, by the way that each row is of."""
     return rows.set_index("optimization")[column]
@@ -450,7 +436,7 @@ study.value(
     f"tokens a second of generate, ONNX Runtime over inductor, both in CUDA graphs, {RIGHT}",
     "generate",
     lambda t: quotient(t, BEST, GRAPH, "× eager"),
-    where=TEXT | {"optimization": all_of(BEST, GRAPH)},
+    where=TEXT | {"optimization": [BEST, GRAPH]},
     words=("slower", "faster"),
     test=undecided,
 )
@@ -493,7 +479,7 @@ for prefix, about, case, batch, column, ways, holds in (
                 "case": case,
                 "batch": batch,
                 "dtype": "float16",
-                "optimization": all_of(*ways),
+                "optimization": ways,
             },
             test=lambda v, holds=holds, column=column: holds(by_way(v.rows, column)),
         )
@@ -506,7 +492,7 @@ study.value(
         "case": "decode",
         "dtype": "float16",
         "batch": 1,
-        "optimization": all_of("inductor", GRAPH),
+        "optimization": ["inductor", GRAPH],
     },
     # The same kernels, so that the logits have the same error.
     test=lambda v: v.value > 5 and v.rows["rms error"].nunique() == 1,
@@ -549,7 +535,7 @@ study.value(
     "processor time over eager's, decode step, float32, rows: 64",
     "times",
     over_eager,
-    where=ON_A_CPU | {"optimization": all_of("eager", "roundoff")},
+    where=ON_A_CPU | {"optimization": ["eager", "roundoff"]},
     words=TIME["words"],
     on=XEON,
     test=undecided,
@@ -646,7 +632,7 @@ for name, end in ("error.least", "min"), ("error.most", "max"):
         f"{end} of the typical error of the logits over inductor's, by case and type",
         "times",
         lambda t, end=end: errors(t).agg(end),
-        where={"optimization": all_of("inductor", "roundoff"), "processor": "CUDA"},
+        where={"optimization": ["inductor", "roundoff"], "processor": "CUDA"},
         test=lambda v: errors(v.rows).between(0.5, 2, inclusive="neither").all(),
     )
 

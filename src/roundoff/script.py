@@ -6,14 +6,13 @@ import argparse
 import builtins
 import math
 import os
-import sys
 from collections.abc import Callable, Sequence
 from configparser import ConfigParser
-from typing import Any, NoReturn
+from typing import Any
 
 from .errors import ArgumentError
 
-__all__ = ["get_parsed_args", "unit_test_going", "usage_error"]
+__all__ = ["get_parsed_args", "unit_test_going"]
 
 
 def unit_test_going() -> bool:
@@ -134,26 +133,3 @@ def _within(kind: type, least: float, most: float = math.inf) -> Callable[[str],
 
     read.__name__ = kind.__name__  # argparse names it where a value has another type
     return read
-
-
-def usage_error(name: str, message: str) -> NoReturn:
-    """End a script with a message and status 2, as argparse does for a bad command line.
-
-    Parameters
-    ----------
-    name : str
-        Name of the page.
-    message : str
-        What is wrong with which option, and what would be right.
-
-    Examples
-    --------
-    >>> from roundoff.script import usage_error
-    >>> try:
-    ...     usage_error("plot_x", "--config tiny: expected small or large")
-    ... except SystemExit as end:
-    ...     print(end)
-    2
-    """
-    print(f"{name}: error: {message}", file=sys.stderr)
-    raise SystemExit(2)

@@ -155,19 +155,17 @@ def test_one_table_is_measured_alone_and_the_values_follow(steady: dict) -> None
 @pytest.mark.parametrize(
     ("words", "commit", "said"),
     [
-        (["--only", "nothing"], "feed", "--only: got nothing, expected some of t, u"),
         (["--record", "kept", "--second", "--only", "u"], "feed", "there is none"),
         (["--record", "kept", "--second"], "beef", "{'feed'}"),
     ],
 )
 def test_what_cannot_be_kept_is_not_measured(
-    steady: dict, words: list[str], commit: str, said: str, capsys: pytest.CaptureFixture
+    steady: dict, words: list[str], commit: str, said: str
 ) -> None:
     study().main(["--record", "kept"])
     steady["commit"] = commit
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit, match=said):
         study(refuse).main(words)
-    assert said in capsys.readouterr().err
 
 
 def test_tables_and_values_are_printed(steady: dict, capsys: pytest.CaptureFixture) -> None:

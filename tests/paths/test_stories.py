@@ -402,7 +402,8 @@ def test_what_the_page_on_the_fastest_layer_norm_says_of_its_output(told: Told) 
 
 
 @on(FASTEST)
-def test_page_and_study_on_layer_norms_agree_bit_for_bit(told: Told) -> None:
+def test_page_and_study_on_layer_norms_find_the_same_errors(told: Told) -> None:
+    """Each against its own float64: the page's formulas, and torch's."""
     study = study_of("triton_layer_norm")
     rows = [row for dtype in study["TYPES"] for row in study["errors"](12, 96, dtype)]
     theirs, ours = pd.DataFrame(rows), told.names["typical"]
@@ -411,7 +412,7 @@ def test_page_and_study_on_layer_norms_agree_bit_for_bit(told: Told) -> None:
     for row in theirs.to_dict("records"):
         for label in "roundoff", "torch":
             said = ours.loc[f"{label}, {row['dtype']}", row["result"]]
-            assert said == row[f"{label} RMS"], (label, row["dtype"], row["result"])
+            assert said == pytest.approx(row[f"{label} RMS"], rel=1e-7, abs=1e-7)
 
 
 @pytest.mark.parametrize("record", read_records(FASTEST), ids=lambda record: record.machine)
@@ -649,12 +650,10 @@ def test_page_and_study_on_workers_agree_bit_for_bit(told: Told) -> None:
     teams, steps = study["backends"](), study["STEPS"]
     assert steps >= 4
     train = told.names["train"]
-    for way, rows in ("all-reduce", 64), ("micro-batches", 8):
-        for ranks in 1, 4:
-            ours = train(ranks, gather=rows == 8, rows=rows)
-            item = (steps, way, study["SEED"], "float32", "cpu")
-            theirs = study["run"](teams, "gloo on cpu", study["train"], [item] * ranks)
-            assert np.array_equal(theirs, ours[:steps])
+    for ranks in 1, 4:
+        item = (steps, study["SEED"], "float32")
+        theirs = study["run"](teams, "gloo on cpu", study["train"], [item] * ranks)
+        assert np.array_equal(theirs, train(ranks)[:steps])
 
 
 # --- one answer alone, and another in a batch

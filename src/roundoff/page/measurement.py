@@ -7,7 +7,6 @@ which number of which rows a page may print, and what would make its sentence fa
 from __future__ import annotations
 
 import sys
-import tempfile
 import time
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +18,7 @@ import pandas as pd
 from ..environment import environment, machine_name
 from ..errors import ArgumentError
 from ..record import RECORDED, Record, read_record, write_record, write_values
-from ..script import get_parsed_args, usage_error
+from ..script import get_parsed_args
 from .values import Value
 
 __all__ = ["Study"]
@@ -97,16 +96,8 @@ class Study:
 
     def evaluate(self, record: Record) -> dict[str, dict[str, Any]]:
         """Every value that the record has rows for, by name."""
-        entries = {}
-        for value in self.values:
-            try:
-                entry = value.entry(record)
-            except Exception as error:
-                error.add_note(f"value {value.name} of {record.page} on {record.machine}")
-                raise
-            if entry is not None:
-                entries[value.name] = entry
-        return entries
+        entries = {value.name: value.entry(record) for value in self.values}
+        return {name: entry for name, entry in entries.items() if entry is not None}
 
     def main(self, argv: Sequence[str] | None = None) -> None:
         """Measure, print and save the tables; with ``--record`` keep them with their values.
@@ -122,12 +113,8 @@ class Study:
             values=(False, "evaluate the values of the records again, and measure nothing"),
             **self.options,
         )
-        names = [name for name in args.only.split(",") if name] or list(self.tables)
-        if unknown := [name for name in names if name not in self.tables]:
-            usage_error(
-                self.page,
-                f"--only: got {', '.join(unknown)}, expected some of {', '.join(self.tables)}",
-            )
+        names = args.only.split(",") if args.only else self.tables
+        chosen = {name: self.tables[name] for name in names}
         folder = Path(args.record or RECORDED) / self.page
         if args.values:
             for path in sorted(folder.glob("*.json")):
@@ -135,14 +122,14 @@ class Study:
             return
         env = environment(args.commit)
         if args.record is None:
-            self._show(self._measure(args, names))
+            self._show(self._measure(args, chosen))
             print(f"\nThis machine's name in a record is {machine_name(env)}.")
             return
-        self._check(args, folder, env, names)
+        self._check(args, folder, env, list(chosen))
         path = write_record(
             folder.parent,
             self.page,
-            self._measure(args, names),
+            self._measure(args, chosen),
             env,
             {name: getattr(args, name) for name in self.options},
             parts=self.parts,
@@ -156,30 +143,27 @@ class Study:
         self, args: Namespace, folder: Path, env: dict[str, Any], names: Sequence[str]
     ) -> None:
         """What would refuse the record, before hours are spent on it."""
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
         commit = env["commit"]
         if args.record == "" and str(commit).endswith("+"):
-            usage_error(
-                self.page,
+            raise SystemExit(
                 "--record: files of src, gallery or studies changed since the last commit, and a "
                 "record names the commit that ran: commit them first, or keep it elsewhere with "
-                "--record FOLDER",
+                "--record FOLDER"
             )
         if args.second:
             runs = read_record(folder / f"{machine_name(env)}.json").provenance
             first = {runs[name].commit for name in names if name in self.times and name in runs}
             if first != {commit}:
-                usage_error(
-                    self.page,
+                raise SystemExit(
                     f"--second: got commit {commit}, expected that of the first run of a table "
-                    f"with times: {first or 'there is none'}",
+                    f"with times: {first or 'there is none'}"
                 )
+        folder.mkdir(parents=True, exist_ok=True)
 
-    def _measure(self, args: Namespace, names: Sequence[str]) -> dict[str, pd.DataFrame]:
+    def _measure(self, args: Namespace, chosen: Mapping[str, Rows]) -> dict[str, pd.DataFrame]:
         start, tables = time.monotonic(), {}
-        for name in names:
-            frame = pd.DataFrame(self.tables[name](args)).reset_index(drop=True)
+        for name, rows in chosen.items():
+            frame = pd.DataFrame(rows(args)).reset_index(drop=True)
             if len(frame.columns):  # nothing of it could run
                 tables[name] = frame
             spent = time.monotonic() - start

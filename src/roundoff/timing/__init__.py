@@ -12,14 +12,13 @@ rotating over buffers larger than the cache, which costs nothing inside a CUDA g
 from __future__ import annotations
 
 from .harness import measure
-from .machine import compile_cache, copies, free_memory, torch_precision
+from .machine import copies, free_memory, torch_precision
 from .result import Timings, pool
 from .statistics import Interval
 
 __all__ = [
     "Interval",
     "Timings",
-    "compile_cache",
     "copies",
     "free_memory",
     "measure",

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 
 from roundoff.arguments import check_flag
 
-__all__ = ["compile_cache", "copies", "free_memory", "torch_precision"]
+__all__ = ["copies", "free_memory", "torch_precision"]
 
 
 def _last_level_cache(device: str) -> int:
@@ -107,40 +103,3 @@ def torch_precision(tf32: bool) -> Iterator[None]:
         yield
     finally:
         setattr(matmul, name, before)
-
-
-@contextlib.contextmanager
-def compile_cache(name: str, again: bool = False) -> Iterator[Path]:
-    """Let torch.compile begin with empty caches, and another process find what it compiled.
-
-    Parameters
-    ----------
-    name : str
-        Of what is compiled: a process that asks for the same name gets the same folder.
-    again : bool
-        Whether to take what is there, so that compiling takes a part of the time.
-
-    Yields
-    ------
-    pathlib.Path
-        The folder, within that of temporary files.
-
-    Examples
-    --------
-    >>> from roundoff.timing import compile_cache
-    >>> with compile_cache("example") as folder:
-    ...     sorted(folder.iterdir())
-    []
-    """
-    from torch._inductor.utils import clear_caches
-
-    users = Path(tempfile.gettempdir()) / f"roundoff-compiled-{os.getuid()}"
-    folder = users / re.sub(r"\W+", "-", name)
-    if not again:
-        shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True, exist_ok=True)
-    variables = {"TORCHINDUCTOR_CACHE_DIR": f"{folder}", "TRITON_CACHE_DIR": f"{folder}/triton"}
-    with mock.patch.dict(os.environ, variables):
-        clear_caches()
-        yield folder
-    clear_caches()

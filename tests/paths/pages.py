@@ -195,8 +195,16 @@ def small_decoder(kind: str, **sizes: Any) -> Any:
         "initializer_range": 0.2,
     }
     torch.manual_seed(7)
-    config = getattr(transformers, f"{kind}Config")(**base | sizes)
-    return getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    config = transformers.AutoConfig.for_model(kind.lower(), **base | sizes)
+    return transformers.AutoModelForCausalLM.from_config(config).eval()
+
+
+def prompts_of(lengths: list[int]) -> dict[str, torch.Tensor]:
+    """Prompts of these lengths as a tokenizer pads them for a decoder, on the left."""
+    generator, longest = torch.Generator().manual_seed(sum(lengths)), max(lengths)
+    ids = torch.randint(2, 211, (len(lengths), longest), generator=generator)
+    mask = torch.tensor([[0] * (longest - n) + [1] * n for n in lengths])
+    return {"input_ids": ids * mask, "attention_mask": mask}
 
 
 def own_cell(page: str) -> Cell:

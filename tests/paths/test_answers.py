@@ -28,7 +28,7 @@ import roundoff.reductions
 from roundoff.compare import scaled_error
 from roundoff.workers import Workers
 
-from .pages import Snippet, small_decoder, snippets, study_of
+from .pages import Snippet, prompts_of, small_decoder, snippets, study_of
 
 CUDA = torch.cuda.is_available()
 FLOATS = [torch.float32, torch.float16, torch.bfloat16]
@@ -114,14 +114,6 @@ def test_the_fastest_backend_gives_eagers_result_call_after_call(
             truth = exact(ids)
             assert scaled_error(truth, m).rms < 2 * scaled_error(truth, e).rms + 0.5
     torch._dynamo.reset()
-
-
-def prompts_of(lengths: list[int]) -> dict[str, torch.Tensor]:
-    """Prompts of these lengths as a tokenizer pads them for a decoder, on the left."""
-    generator, longest = torch.Generator().manual_seed(sum(lengths)), max(lengths)
-    ids = torch.randint(2, 211, (len(lengths), longest), generator=generator)
-    mask = torch.tensor([[0] * (longest - n) + [1] * n for n in lengths])
-    return {"input_ids": ids * mask, "attention_mask": mask}
 
 
 @path_of("plot_whole_model")
@@ -415,18 +407,6 @@ def test_a_calibrated_tolerance_passes_fresh_inputs_and_fails_a_fault(
     assert failed <= 1
     names["new"] = lambda x: new(x) * (fault if x is names["y"] else 1)
     assert not tolerance_of(snippet, 1, names)
-
-
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_deterministic_algorithms_give_one_result_in_every_run(device: str) -> None:
-    """The page on the order of a sum names the switch."""
-    torch.use_deterministic_algorithms(True)
-    torch.set_num_threads(2)  # on one thread a processor has one order anyway
-    x = drawn(2**19, seed=12).to(device)
-    index = (drawn(2**19, seed=13) * 50).long().abs().to(device)
-    zeros = torch.zeros(999, device=device)
-    added = [zeros.index_put((index,), x, accumulate=True) for _ in range(10)]
-    assert all(torch.equal(a, added[0]) for a in added)
 
 
 # --- texts

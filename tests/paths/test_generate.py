@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 import roundoff.backend as rb
-from roundoff.models import load_trained
+from roundoff.models import load_trained, padded, prompts
 
-transformers = pytest.importorskip("transformers")
+from .pages import prompts_of, small_decoder
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
@@ -30,10 +31,7 @@ MODES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "static, as it comes": ({}, {"cache_implementation": "static"}),
     "static, graph": (GRAPH, {"cache_implementation": "static"}),
 }
-SPECIAL = {"bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0, "vocab_size": 160}
-SIZES = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
-SIZES |= {"intermediate_size": 96, "max_position_embeddings": 256} | SPECIAL
-GPT2 = {"n_embd": 64, "n_head": 4, "n_positions": 256} | SPECIAL
+SIZES = {"hidden_size": 64, "num_attention_heads": 4, "head_dim": 16, "num_hidden_layers": 2}
 
 
 @pytest.fixture(autouse=True)
@@ -44,25 +42,12 @@ def _fresh() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def decoder(kind: str, layers: int = 1) -> Any:
-    """A random decoder whose logits are far enough apart for greedy decoding."""
-    torch.manual_seed(0)
-    sizes = GPT2 if kind == "GPT2" else SIZES
-    config = getattr(transformers, f"{kind}Config")(**sizes, num_hidden_layers=layers)
-    name = f"{kind}LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM"
-    model = getattr(transformers, name)(config).eval().requires_grad_(False)
-    for p in model.parameters():
-        p.mul_(4 if p.dim() > 1 else 1)
-    return model.to(DEVICE)
+def decoder(kind: str) -> Any:
+    return small_decoder(kind, **SIZES).requires_grad_(False).to(DEVICE)
 
 
-def batch_of(rows: int, length: int, seed: int) -> dict[str, torch.Tensor]:
-    """Prompts of different lengths, padded on the left."""
-    ids = torch.randint(3, 160, (rows, length), generator=torch.Generator().manual_seed(seed))
-    mask = torch.ones_like(ids)
-    for row in range(1, rows):
-        mask[row, : row % length] = 0
-    return {"input_ids": (ids * mask).to(DEVICE), "attention_mask": mask.to(DEVICE)}
+def batch_of(*lengths: int) -> dict[str, torch.Tensor]:
+    return {name: t.to(DEVICE) for name, t in prompts_of([*lengths]).items()}
 
 
 @contextlib.contextmanager
@@ -107,24 +92,21 @@ def check(model: Any, mode: str, asked: list[dict[str, torch.Tensor]], tokens: i
 
 @pytest.mark.parametrize("kind", ["Llama", "GPT2"])
 def test_a_random_decoder_writes_eagers_text(kind: str) -> None:
-    asked = [batch_of(3, 9, 1), batch_of(3, 6, 2)]
-    steps_are_recorded(check(decoder(kind, layers=2), "static, graph", asked, 24))
+    asked = [batch_of(9, 8, 7), batch_of(6, 5, 4)]
+    steps_are_recorded(check(decoder(kind), "static, graph", asked, 24))
 
 
 @pytest.mark.slow(reason="three graphs are compiled, 15 s")
 def test_a_conversation_goes_on_with_its_cache() -> None:
     """Its second question is of another length, and begins where the first text ended."""
-    model, inputs = decoder("Llama"), batch_of(3, 9, 1)
+    model, ids = decoder("Llama"), batch_of(9, 9, 9)["input_ids"]
     more = {"max_new_tokens": 10, "do_sample": False, "disable_compile": True}
 
     def talk() -> list[Any]:
         cache = transformers.StaticCache(model.config, max_cache_len=64)
-        first = model.generate(**inputs, past_key_values=cache, **more)
-        ids = torch.cat([first, torch.full((3, 4), 7, device=DEVICE)], 1)
-        new = torch.ones(3, ids.shape[1] - 9, dtype=torch.long, device=DEVICE)
-        mask = torch.cat([inputs["attention_mask"], new], 1)
-        more_ids = model.generate(ids, attention_mask=mask, past_key_values=cache, **more)
-        return [first.tolist(), more_ids.tolist()]
+        first = model.generate(ids, past_key_values=cache, **more)
+        asked = torch.cat([first, torch.full((3, 4), 7, device=DEVICE)], 1)
+        return [first.tolist(), model.generate(asked, past_key_values=cache, **more).tolist()]
 
     wanted = talk()
     options, _ = MODES["static, graph"]
@@ -140,7 +122,7 @@ def marked(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
 
 def test_outputs_that_are_kept_across_marked_steps_stay_as_they_were() -> None:
     """generate keeps all hidden states, and the cache, as the graph returned them."""
-    model, inputs = decoder("Llama"), batch_of(3, 9, 1)
+    model, inputs = decoder("Llama"), batch_of(9, 8, 7)
     more = {
         "cache_implementation": "static",
         "return_dict_in_generate": True,
@@ -195,43 +177,19 @@ def test_what_draws_random_numbers_is_not_recorded() -> None:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", ["Llama", "Qwen2", "Gemma", "GPT2"])
 def test_every_cache_and_mode_writes_eagers_text(kind: str, mode: str, rows: int) -> None:
-    graphs = check(decoder(kind, layers=2), mode, [batch_of(rows, 11, 3), batch_of(rows, 7, 4)], 64)
+    asked = [batch_of(*range(11, 11 - rows, -1)), batch_of(*[7, 3, 5, 6, 7, 2, 1, 4][:rows])]
+    graphs = check(decoder(kind), mode, asked, 64)
     if mode == "static, graph":
         steps_are_recorded(graphs)
-
-
-PROMPTS = [
-    "Name three rivers of France.",
-    "Why is the sky blue?",
-    "Write a short poem about a lighthouse keeper and his dog.",
-    "What is 12 times 11, and how do you compute it in your head?",
-    "Translate 'good morning' into Italian.",
-    "List the planets of the solar system, from the sun outwards.",
-    "Explain in two sentences what a compiler does.",
-    "Tell me about the history of tea.",
-]
-
-
-@functools.cache
-def trained() -> Any:
-    return load_trained()
-
-
-def chats(texts: list[str]) -> dict[str, torch.Tensor]:
-    asked = [trained().prompt(text) for text in texts]
-    encoded = trained().tokenizer.pad(
-        {"input_ids": asked}, padding_side="left", return_tensors="pt"
-    )
-    return {k: encoded[k].to(DEVICE) for k in ("input_ids", "attention_mask")}
 
 
 @pytest.mark.gpu
 @pytest.mark.minutes
 @pytest.mark.skipif(not CUDA, reason="on two cores 30 layers take minutes")
-@pytest.mark.parametrize(
-    ("mode", "rows"), [("static", 3), *(("static, graph", rows) for rows in (1, 3, 8))]
-)
-def test_a_trained_model_writes_eagers_text(mode: str, rows: int) -> None:
-    """Alone three questions, one after another: each length compiles a prefill."""
-    asked = [chats(PROMPTS[i : i + rows]) for i in range(0, 3 if rows == 1 else rows, rows)]
-    check(trained().model(torch.float32, device=DEVICE), mode, asked, 64)
+@pytest.mark.parametrize("rows", [1, 8])
+def test_a_trained_model_writes_eagers_text(rows: int) -> None:
+    trained = load_trained()
+    asked = [trained.prompt(text) for _, text in prompts(rows)]
+    model = trained.model(torch.float32, device=DEVICE)
+    ids, mask = padded(asked, model.config.pad_token_id, DEVICE)
+    check(model, "static, graph", [{"input_ids": ids, "attention_mask": mask}], 64)

@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roundoff.kernels import interpreting, shuffled_programs
-from roundoff.kernels.ahead import compiled_ahead
 
 from .pages import study_of
 from .test_answers import norm_of
@@ -15,7 +14,6 @@ STUDY = study_of("layer_norm_ladder")
 FORWARD, BACKWARD = STUDY["FORWARD"], STUDY["BACKWARD"]
 DEVICE = "cpu" if interpreting() else "cuda"
 TYPES = (torch.float16, torch.bfloat16, torch.float32)
-steps = pytest.mark.parametrize("name", BACKWARD)
 
 
 def norm_here(rows, columns, dtype):
@@ -52,7 +50,7 @@ def test_any_shape_against_float64(rows, columns, dtype, piece, forward, backwar
         near(a, e, dtype, more)
 
 
-@steps
+@pytest.mark.parametrize("name", BACKWARD)
 def test_only_atomics_depend_on_the_order_of_programs(name):
     if not interpreting():
         pytest.skip("needs the interpreter's order of programs")
@@ -65,18 +63,3 @@ def test_only_atomics_depend_on_the_order_of_programs(name):
             results = STUDY["backward"](name, norm["dy"], x, w, stats, piece=16)
         seen.add(tuple(t.numpy().tobytes() for t in results))
     assert (len(seen) > 1) == (name == "atomic")
-
-
-@pytest.mark.slow(reason="compiled: only a change of the kernels or of Triton can break it")
-def test_every_step_fits_a_multiprocessor_where_it_says_so():
-    cases = [
-        (direction, name, n)
-        for direction, names in STUDY["STEPS"].items()
-        for name in names
-        for n in (4096, 8704, 32768)
-        if name not in STUDY["REAL"] and STUDY["fits"](direction, name, n)
-    ]
-    rows = compiled_ahead([STUDY["step_of"](*case) for case in cases])
-    for (_, name, n), row in zip(cases, rows, strict=True):
-        if name in ("pieces", "packed", "prefetch", "tiles") and n < 16384:
-            assert row["spilled"] <= 8, (name, n)

@@ -37,8 +37,6 @@ def test_the_size_that_passes_is_what_is_told(name: str, dtype: str) -> None:
 KINDS: dict[str, Callable[..., torch.Tensor]] = {
     "of one sign": lambda shape, g: torch.rand(shape, generator=g),
     "far from zero": lambda shape, g: 30 + torch.randn(shape, generator=g),
-    "mostly zero": lambda shape, g: (torch.randn(shape, generator=g) - 1.2).clamp_min(0),
-    "large": lambda shape, g: 40 * torch.randn(shape, generator=g),
     "with a heavy tail": lambda shape, g: torch.randn(shape, generator=g) ** 3,
 }
 

@@ -23,11 +23,7 @@ import torch
 from roundoff.environment import environment
 from roundoff.page import choose
 from roundoff.record import Record, read_records
-from roundoff.reductions import (
-    binned,
-    exact_sum,
-    round_exact,
-)
+from roundoff.reductions import exact_sum
 
 from .pages import PAGES, cells, own_cell, record_of, run, study_of
 
@@ -160,9 +156,7 @@ def test_the_type_of_a_sum_matters_more_than_its_length(told: Told) -> None:
 @on(REDUCTION)
 def test_page_and_study_on_sums_agree_bit_for_bit(told: Told) -> None:
     study = study_of("reduction_order")
-    names = told.names
-    assert np.array_equal(names["orders"], study["arranged"]("normal", "float32"))
-    assert float(binned(names["x"])) == round_exact(exact_sum(names["x"]), np.float32)
+    assert np.array_equal(told.names["orders"], study["arranged"]("normal", "float32"))
 
 
 # --- two runtimes
@@ -201,12 +195,10 @@ def test_what_the_page_on_two_runtimes_says_of_its_output(told: Told) -> None:
 def test_page_and_study_on_two_runtimes_agree_bit_for_bit(told: Told) -> None:
     names = told.names
     study = study_of("layer_norm_discrepancies")
-    assert study["WIDTH"] == names["width"]
     case = study["Case"](study["CPU"], study["FLOAT32"])
     apart = (names["of_torch"] - names["of_ort"]).abs().max()
     assert study["gap"](case)["abs"] == apart.item()
     assert torch.equal(study["tf32"](names["x"]), names["x11"])
-    assert torch.equal(study["tf32"](names["w"]), names["w11"])
 
 
 # --- the text of a model
@@ -221,8 +213,7 @@ def check_words(story: Told) -> None:
     assert "float32 and float64: 0 texts differ" in text
     assert "logits that differ from float32's: 0\n" in text
     table = story.table("ties")
-    flipped, gap, shift = names["flipped"], names["gap"], names["shift"]
-    assert table["different tokens"]["bfloat16"] == int(flipped.sum())
+    flipped, gap = names["flipped"], names["gap"]
     assert table["different tokens"]["float32"] == 0
     moved = table["shift, RMS"].astype(float)
     assert moved["float32"] < gap.min() / 10, "far below the smallest gap"
@@ -230,8 +221,6 @@ def check_words(story: Told) -> None:
     head = "bfloat16, last product float32"
     assert table["ties"][head] == 0, "the last product in float32 ends the ties"
     assert moved["bfloat16"] / 2 < moved[head] < moved["bfloat16"], "most of the shift is left"
-    assert (gap >= 0).all()
-    assert flipped[gap < shift].all(), "a dot above the line is a different token"
     assert gap[flipped].max() < gap.median(), "the dots that change have small gaps"
     prices = story.table("ratio")
     held = prices["cache, KiB a token"].astype(float)
@@ -252,8 +241,6 @@ def test_what_the_page_on_words_says_of_the_whole_model(monkeypatch: pytest.Monk
     names = story.names
     assert names["differ"].sum() >= 1
     assert names["shift"].abs().median() < names["gap"].median() / 10, "small beside the gap"
-    moved = {name: float(row["shift, RMS"]) for name, row in names["rows"].items()}
-    assert moved["bfloat16"] > 1e4 * moved["float32"], "more than ten thousand times smaller"
     sigma = names["shift"].square().mean().sqrt()
     expected = float(torch.special.ndtr(-names["gap"] / sigma).sum())
     found = int(names["flipped"].sum())
@@ -266,12 +253,10 @@ def test_page_and_study_on_words_agree_bit_for_bit(told: Told) -> None:
     if study["GPU"]:
         pytest.skip("the study runs on the GPU, the page on the processor")
     along = study["Along"](names["asked"], names["tokens"])
-    assert along.truth.tokens.tolist() == names["truth"].tokens.tolist()
     assert torch.equal(along.exact, names["exact"])
     model = study["model_of"]("bfloat16")
     steps = along.follow("bfloat16", "batch of 8", model, len(names["asked"]))
     assert torch.equal(torch.tensor(steps["gap"].to_numpy()), names["shift"])
-    assert steps["differs"].tolist() == names["flipped"].tolist()
 
 
 # --- one large Gemm or two small ones
@@ -296,14 +281,9 @@ def test_what_the_page_on_gemms_says_of_its_output(told: Told) -> None:
 
 
 @on(GEMM)
-def test_page_and_study_on_gemms_agree_bit_for_bit(told: Told) -> None:
+def test_page_and_study_on_gemms_time_the_same_operators(told: Told) -> None:
     names, study = told.names, study_of("gemm_fusion")
     case = study["Case"](1, False, 32, 32, (32, 32))
-    ours = names["draw"](32, 32, 32)
-    x, weights, joined = next(study["buffers_of"](case, 1, 0))
-    theirs = {"X": x.cpu(), "Y": weights[0].cpu(), "Z": weights[1].cpu(), "W": joined.cpu()}
-    if study["DEVICE"] == "cpu":
-        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     models = {"two Gemms": "not fused", "joined in each run": "fused inside"}
     models["joined before"] = "precomputed"
     for name, how in models.items():
@@ -326,9 +306,7 @@ def test_what_the_page_on_tolerances_says_of_its_output(told: Told) -> None:
     assert [line[1:] for line in shown[1:3]] == [[100, 0, 0]] * 2, "near 1"
     assert shown[3][2] > 90, "wrong results pass below"
     assert shown[4] == [1.9e-6, 100, 100, 100]
-    needed = [float(line.split()[-1]) for line in lines if "rtol that they need" in line]
-    assert needed == sorted(needed)
-    assert needed[0] < needed[-1] > 0.01, "one digit or two are tested"
+    assert told.names["rtols"].max() > 0.01, "one digit or two are tested"
     assert "1 % too large pass: 100 of 100" in told.text
     parts = [line.split() for line in lines if line.endswith(" of the bound")]
     least, most = ([float(line[i]) for line in parts] for i in (-6, -4))
@@ -405,13 +383,11 @@ def test_what_the_page_on_the_fastest_layer_norm_says_of_its_output(told: Told) 
 def test_page_and_study_on_layer_norms_agree_bit_for_bit(told: Told) -> None:
     study = study_of("triton_layer_norm")
     rows = [row for dtype in study["TYPES"] for row in study["errors"](12, 96, dtype)]
-    theirs, ours = pd.DataFrame(rows), told.names["typical"]
-    theirs = theirs[theirs["result"].isin(ours.columns)]
-    assert len(theirs) == 12
-    for row in theirs.to_dict("records"):
+    theirs, ours = pd.DataFrame(rows).set_index(["dtype", "result"]), told.names["typical"]
+    for dtype in "float16", "bfloat16", "float32":
         for label in "roundoff", "torch":
-            said = ours.loc[f"{label}, {row['dtype']}", row["result"]]
-            assert said == row[f"{label} RMS"], (label, row["dtype"], row["result"])
+            for result, said in ours.loc[f"{label}, {dtype}"].items():
+                assert said == theirs.loc[(dtype, result), f"{label} RMS"]
 
 
 @pytest.mark.parametrize("record", read_records(FASTEST), ids=lambda record: record.machine)
@@ -419,7 +395,6 @@ def test_what_the_page_times_was_compared_with_float64(record: Record) -> None:
     """And the best library at each width is that of both runs."""
     table = record.tables["patterns"]
     table = table[~table["implementation"].str.contains("lock|lesson")]
-    assert len(table) == 24
     assert (table["rms error"] < 0.25).all(), "not that of rounding dw to float16"
     rates, again = record.tables["layer-norm-backward"], record.second["layer-norm-backward"]
     best = {1024: "torch", 4096: "QuACK", 8704: "flash-linear-attention"}
@@ -591,6 +566,7 @@ def test_what_the_page_on_workers_says_of_its_output(told: Told) -> None:
     assert len(set(losses)) == 4, "a number of workers changed no loss"
     assert np.ptp(losses) < 1e-8 * losses[0], "the first eight digits agree"
     assert "different results of three runs: 1\n" in told.text
+    assert names["sums"] == names["received"].tolist()[::4], "what is drawn was received"
     assert "\ngathered, one gradient a worker: 4\n" in told.text
     assert "\nall-reduced, micro-batches of 8: 4\n" in told.text
     assert "\ngathered, micro-batches of 8: 1\n" in told.text
@@ -605,24 +581,11 @@ def test_the_cut_changes_the_loss_and_so_does_the_ring(told: Told) -> None:
     names = told.names
     once, cut, gathered, reduced = names["steps"].values()
     assert np.array_equal(cut, gathered), "sending changes nothing"
-    losses = [names["loss_of"](track[-1]) for track in (once, cut, reduced)]
-    assert len(set(losses)) == 3
-    assert len({f"{loss:.12f}" for loss in losses}) == 3, "the page prints them"
+    losses = {f"{names['loss_of'](track[-1]):.12f}" for track in (once, cut, reduced)}
+    assert len(losses) == 3, "the page prints them"
     # One step, from one start: the cut moves some weights, the ring others.
     assert (once[0] != cut[0]).any()
     assert (gathered[0] != reduced[0]).any()
-
-
-@on(ALL_REDUCE)
-def test_the_ring_that_is_drawn_gives_what_was_received(told: Told) -> None:
-    names = told.names
-    chunks = names["find_orders"](names["workers"], 4, 16, names["torch"].float32)
-    _, axis = plt.subplots()
-    for chunk, drawn in zip(chunks, names["sums"], strict=True):
-        last = int(names["order_text"](chunk.tree)[-1])
-        route = [(last + n) % 4 for n in (3, 2, 1, 0)]
-        assert drawn == names["draw"](axis, route) == names["received"].tolist()[chunk.start]
-    plt.close("all")
 
 
 @on(ALL_REDUCE)
@@ -647,14 +610,11 @@ def test_other_batches_move_weights_more_than_workers(told: Told) -> None:
 def test_page_and_study_on_workers_agree_bit_for_bit(told: Told) -> None:
     study = study_of("all_reduce_order")
     teams, steps = study["backends"](), study["STEPS"]
-    assert steps >= 4
-    train = told.names["train"]
     for way, rows in ("all-reduce", 64), ("micro-batches", 8):
-        for ranks in 1, 4:
-            ours = train(ranks, gather=rows == 8, rows=rows)
-            item = (steps, way, study["SEED"], "float32", "cpu")
-            theirs = study["run"](teams, "gloo on cpu", study["train"], [item] * ranks)
-            assert np.array_equal(theirs, ours[:steps])
+        ours = told.names["train"](4, gather=rows == 8, rows=rows)
+        item = (steps, way, study["SEED"], "float32", "cpu")
+        theirs = study["run"](teams, "gloo on cpu", study["train"], [item] * 4)
+        assert np.array_equal(theirs, ours[:steps])
 
 
 # --- one answer alone, and another in a batch
@@ -676,7 +636,7 @@ def test_what_the_page_on_batches_says_of_its_output(told: Told) -> None:
     names = told.names
     assert printed_share(told, "alone, again") == 0, "not chance"
     short, long = (len(names["trained"].prompt(names[asked])) for asked in ("SKY", "STORY"))
-    assert (short, long) == (36, 41), "five tokens longer"
+    assert long - short == 5, "five tokens longer"
     assert "without rounding, changed: 0%" in told.text, "without rounding nothing changes"
     # Products are multiples of 2^-12: below 2^12 their sums have 24 bits, in any order.
     rows, weights = (part.double().abs() for part in names["on_grid"])
@@ -695,7 +655,6 @@ def test_the_changed_model_has_one_answer(told: Told) -> None:
     assert names["fixed_text"] == names["batch_text"], "alone and in company"
     for what in ("logits", "product", "attention"):
         assert printed_after(told, f"{what} equal:") == ["True"]
-    assert told.names["fixed_logits"].shape == told.names["batch_logits"].shape == (12, 49152)
 
 
 @on(BATCH)
@@ -722,15 +681,14 @@ def test_what_the_page_on_batches_says_of_an_epyc(told: Told) -> None:
     narrow = re.search(r"in bfloat16, 5 columns: ([\d.]+)% changed", told.text)
     assert narrow is not None
     assert 0 < float(narrow[1]) < 1, "few of the results"
-    assert names["model"].config.num_hidden_layers == 30
-    trees = told.names["trees"]
+    trees = names["trees"]
     chain = 0
     for number in range(1, 16):
         chain = (chain, number)
     assert trees[8] == chain, "one number after another to one sum"
     # The first four numbers, then four sums of every fourth number, added at the end.
     lanes = "0 + 1 + 2 + 3 + 4 + 8 + 12 + (6 + 10 + 14) + (5 + 9 + 13 + (7 + 11 + 15))"
-    assert told.names["order_text"](trees[1]) == lanes
+    assert names["order_text"](trees[1]) == lanes
 
 
 @on(BATCH)
@@ -763,20 +721,11 @@ def test_what_the_page_on_batches_says_of_its_records() -> None:
 TRAINER = "plot_trainer_sampler"
 
 
-def updates(story: Told) -> list[tuple[int, int]]:
-    """Log-probabilities that differ after each update, and of how many."""
-    found = re.findall(r"after \d updates: (\d+) of (\d+) differ", story.text)
-    return [(int(differ), int(count)) for differ, count in found]
-
-
 @on(TRAINER)
 def test_an_invariant_sampler_and_trainer_agree_after_each_update(told: Told) -> None:
     names = told.names
-    found = updates(told)
-    assert [differ for differ, _ in found] == [0, 0, 0]
-    assert all(count == 4 * (names["TOKENS"] // 2) for _, count in found)
-    torchs = names["ratio"]
-    assert (torchs != 1).float().mean() > 0.9, "hardly any ratio of torch's is 1"
+    assert re.findall(r"updates: (\d+) of", told.text) == ["0", "0", "0"]
+    assert (names["ratio"] != 1).float().mean() > 0.9, "hardly any ratio of torch's is 1"
     before = dict(names["model"].named_parameters())
     moved = [not torch.equal(p, before[n]) for n, p in names["fixed"].named_parameters()]
     assert sum(moved) > len(moved) / 2, "the updates changed weights"
@@ -788,8 +737,6 @@ def test_what_the_page_on_trainers_says_of_its_output(told: Told) -> None:
     for who in "sampler", "trainer":
         assert printed_after(told, f"{who}, changed logits:") == ["0"], "it repeats each bit"
     assert (names["parts"].loc["fixed: attention"] == 0).all(), "attention is the whole cause"
-    lengths = {len(prompt) for prompt in names["prompts"]}
-    assert lengths == {40}, "a server has padded by five columns"
 
 
 def check_trainer_on_epyc(story: Told) -> None:
@@ -800,7 +747,6 @@ def check_trainer_on_epyc(story: Told) -> None:
         assert 10 < live["tokens, %"][name] < 90, "padding and packing change some tokens"
     assert live["tokens, %"]["cache, token by token"] > 90, "a cache changes nearly all"
     parts = story.names["parts"]
-    assert (parts.loc["fixed: attention"] == 0).all(), "attention is the whole cause"
     assert (parts.loc["fixed: products"] == parts.loc["fixed: nothing"]).all()
     assert parts["cache, %"]["fixed: nothing"] > 10
 
@@ -817,9 +763,7 @@ def test_what_the_page_on_trainers_says_of_the_whole_model(monkeypatch: pytest.M
     monkeypatch.delenv("UNITTEST_GOING", raising=False)
     story = Told(TRAINER)
     check_trainer_on_epyc(story)
-    assert [differ for differ, _ in updates(story)] == [0, 0, 0]
     live, ratio = story.names["live"], story.names["ratio"]
-    assert story.names["model"].config.num_hidden_layers == 30
     assert ((ratio - 1).abs() > 0.1).float().mean() > 0.04
     assert live["outside, %"]["cache, token by token"] > 2 * live["outside, %"].iloc[1:3].max()
 
@@ -853,30 +797,21 @@ def test_page_and_study_on_trainers_agree_bit_for_bit(told: Told) -> None:
     model, prompts = names["model"], names["prompts"]
     assert study["asked"](8) == prompts
     with torch.no_grad():
-        ours, theirs = (f(model, prompts, 3) for f in (names["sample"], study["sample"]))
-        assert torch.equal(ours[0], theirs[0])
-        assert torch.equal(ours[1], theirs[1])
-        texts = ours[0][:2]
-        for function in "train", "one_pass":
-            assert torch.equal(names[function](model, texts), study[function](model, texts))
-        for function, number in ("one_pass", 5), ("in_chunks", 1), ("in_chunks", 2):
-            ours, theirs = (of[function](model, texts, number) for of in (names, study))
+        (texts, ours), (_, theirs) = (of["sample"](model, prompts, 3) for of in (names, study))
+        assert torch.equal(ours, theirs)
+        for function, *how in ["train"], ["one_pass", 5], ["in_chunks", 2]:
+            ours, theirs = (of[function](model, texts[:2], *how) for of in (names, study))
             assert torch.equal(ours, theirs)
 
 
-def test_a_clipped_token_has_no_gradient_where_ppo_has_none() -> None:
-    study = study_of("trainer_sampler")
-    ratio = torch.tensor([[0.8, 0.95, 1.0, 1.05, 1.2]] * 2, requires_grad=True)
+def test_a_cure_weighs_the_gradient_of_a_token_as_it_says() -> None:
+    """PPO's clipping has the gradient that autograd finds; an importance weight has a limit."""
+    weights_of = study_of("trainer_sampler")["weights_of"]
+    ratio = torch.tensor([[0.2, 0.95, 1.0, 1.05, 7.0]] * 2, requires_grad=True)
     gain = torch.tensor([[1.0], [-2.0]])
     surrogate = torch.minimum(ratio * gain, ratio.clamp(0.9, 1.1) * gain)
     (slope,) = torch.autograd.grad(surrogate.sum(), ratio)
     # The gradient of a ratio is the ratio times that of the log-probability.
-    weights = study["weights_of"]("clipped", ratio.detach(), gain)
-    torch.testing.assert_close(weights * gain, slope * ratio.detach())
-
-
-def test_an_importance_weight_is_the_ratio_up_to_its_limit() -> None:
-    study = study_of("trainer_sampler")
-    ratio = torch.tensor([[0.2, 0.95, 1.0, 1.5, 7.0]])
-    weights = study["weights_of"]("importance weights", ratio, torch.tensor([[-2.0]]))
-    assert weights.tolist() == torch.tensor([[0.2, 0.95, 1.0, 1.5, 2.0]]).tolist()
+    ratio = ratio.detach()
+    torch.testing.assert_close(weights_of("clipped", ratio, gain) * gain, slope * ratio)
+    assert torch.equal(weights_of("importance weights", ratio, gain), ratio.clamp(max=2))

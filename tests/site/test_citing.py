@@ -32,10 +32,5 @@ def test_the_versions_known_to_work_are_those_of_the_records() -> None:
 
 
 def test_the_citation_is_of_this_version() -> None:
-    file = (ROOT / "CITATION.cff").read_text("utf-8")
-    page = (ROOT / "docs" / "cite.rst").read_text("utf-8")
-    assert f"\nversion: {roundoff.__version__}\n" in file
-    assert f"version = {{{roundoff.__version__}}}" in page
-    title = re.search(r'^title: "(.+)"$', file, re.M)[1]
-    assert f"title   = {{{title}}}" in page
-    assert "license = {MIT}" in page
+    for name in "CITATION.cff", "docs/cite.rst":
+        assert roundoff.__version__ in (ROOT / name).read_text("utf-8")

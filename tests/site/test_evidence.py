@@ -1,6 +1,7 @@
 """Numbers bound in prose: what fails a build, what a reader finds behind a number, what refutes."""
 
 import dataclasses
+import itertools
 import re
 import sys
 from collections.abc import Iterator
@@ -199,12 +200,14 @@ def test_the_sentences_of_an_answer_are_found() -> None:
 
 
 def mutants(frame: pd.DataFrame) -> Iterator[pd.DataFrame]:
-    """Tables that a value must notice: rows lost, numbers scaled, columns shuffled."""
+    """Tables that a value must notice: rows lost, numbers scaled, columns mistaken or shuffled."""
     rng, numbers = np.random.default_rng(0), frame.select_dtypes("number")
     yield frame[::2]
     for factor in 0.5, 2.0:
         for column in numbers:
             yield frame.assign(**{column: factor * frame[column]})
+    for column, other in itertools.permutations(numbers, 2):
+        yield frame.assign(**{column: frame[other]})
     for column in 20 * list(frame):
         yield frame.assign(**{column: rng.permutation(frame[column])})
 

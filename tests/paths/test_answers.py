@@ -182,15 +182,15 @@ def test_a_trainer_reads_the_bits_that_a_sampler_wrote(
 
 def norm_of(m: int, n: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """Inputs of a layer norm with a mean, its float64 gradients, and what a forward keeps."""
-    x, dy = drawn(m, n, seed=m) * 3 + 2, drawn(m, n, seed=m + 1)
-    w, b = 1 + drawn(n, seed=n) / 4, drawn(n, seed=n + 1)
-    x, dy, w, b = (t.to(dtype) for t in (x, dy, w, b))
-    wide = [t.double().requires_grad_() for t in (x, w, b)]
-    y = torch.nn.functional.layer_norm(wide[0], (n,), wide[1], wide[2])
-    dx, dw, db = torch.autograd.grad(y, wide, dy.double())
-    mean, rstd = x.double().mean(1), (x.double().var(1, correction=0) + 1e-5).rsqrt()
-    made = {"x": x, "dy": dy, "weight": w, "bias": b, "mean": mean.float(), "rstd": rstd.float()}
-    return made | {"exact y": y.detach(), "exact dx": dx, "exact dw": dw, "exact db": db}
+    given = {"x": drawn(m, n, seed=m) * 3 + 2, "dy": drawn(m, n, seed=m + 1)}
+    given |= {"weight": 1 + drawn(n, seed=n) / 4, "bias": drawn(n, seed=n + 1)}
+    given = {name: t.to("cuda" if CUDA else "cpu", dtype) for name, t in given.items()}
+    x, dy, w, b = (t.double().requires_grad_() for t in given.values())
+    y = torch.nn.functional.layer_norm(x, (n,), w, b)
+    exact = dict(zip(("dx", "dw", "db"), torch.autograd.grad(y, [x, w, b], dy), strict=True))
+    given["mean"] = x.detach().mean(1).float()
+    given["rstd"] = (x.detach().var(1, correction=0) + 1e-5).rsqrt().float()
+    return given | {f"exact {name}": t.detach() for name, t in ({"y": y} | exact).items()}
 
 
 @path_of("plot_layer_norm_ladder")
@@ -199,11 +199,9 @@ def test_rows_in_pieces_give_the_gradients_of_a_layer_norm(
     snippet: Snippet, dtype: torch.dtype
 ) -> None:
     page = study_of("layer_norm_ladder")["ours"]
-    norm = {k: v.to("cuda" if CUDA else "cpu") for k, v in norm_of(30, 33, dtype).items()}
-    given = {name: norm[name] for name in ("x", "dy", "mean", "rstd")} | {"w": norm["weight"]}
-    for name in ("pieces_backward", "add_partial_sums"):
-        given[name] = getattr(page, name)
-    left = snippet.run(torch=torch, **given)
+    norm = norm_of(30, 33, dtype)
+    kernels = {name: getattr(page, name) for name in ("pieces_backward", "add_partial_sums")}
+    left = snippet.run(torch=torch, w=norm["weight"], **kernels, **norm)
     dx, sums = left["dx"], left["sums"].to(dtype)
     for name, made in (("dx", dx), ("dw", sums[0]), ("db", sums[1])):
         assert off(norm[f"exact {name}"], made) < 16, name
@@ -215,8 +213,7 @@ def test_rows_in_pieces_give_the_gradients_of_a_layer_norm(
 def test_our_layer_norm_is_torchs_with_its_gradients(
     snippet: Snippet, m: int, n: int, dtype: torch.dtype
 ) -> None:
-    device = "cuda" if CUDA else "cpu"
-    given = {k: v.to(device) for k, v in norm_of(m, n, dtype).items()}
+    given = norm_of(m, n, dtype)
     leaves = {k: given[k].clone().requires_grad_() for k in ("x", "weight", "bias")}
     left = snippet.run(**leaves, dy=given["dy"])
     assert off(given["exact y"], left["y"]) < 16

@@ -12,12 +12,7 @@ from .test_answers import norm_of
 
 STUDY = study_of("layer_norm_ladder")
 FORWARD, BACKWARD = STUDY["FORWARD"], STUDY["BACKWARD"]
-DEVICE = "cpu" if interpreting() else "cuda"
 TYPES = (torch.float16, torch.bfloat16, torch.float32)
-
-
-def norm_here(rows, columns, dtype):
-    return {name: t.to(DEVICE) for name, t in norm_of(rows, columns, dtype).items()}
 
 
 def near(a, e, dtype, rows=1, small=4.0):
@@ -38,7 +33,7 @@ def near(a, e, dtype, rows=1, small=4.0):
     backward=st.sampled_from(BACKWARD),
 )
 def test_any_shape_against_float64(rows, columns, dtype, piece, forward, backward):
-    norm = norm_here(rows, columns, dtype)
+    norm = norm_of(rows, columns, dtype)
     x, w = norm["x"], norm["weight"]
     y, stats = STUDY["forward"](forward, x, w, norm["bias"], piece=piece)
     near(y, norm["exact y"], dtype)
@@ -54,7 +49,7 @@ def test_any_shape_against_float64(rows, columns, dtype, piece, forward, backwar
 def test_only_atomics_depend_on_the_order_of_programs(name):
     if not interpreting():
         pytest.skip("needs the interpreter's order of programs")
-    norm = norm_here(12, 20, torch.float32)
+    norm = norm_of(12, 20, torch.float32)
     x, w = norm["x"], norm["weight"]
     _, stats = STUDY["forward"]("pieces", x, w, norm["bias"])
     seen = set()

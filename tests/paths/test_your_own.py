@@ -207,8 +207,7 @@ def exact_gradients(names: dict[str, Any], norm: str) -> list[torch.Tensor]:
     return list(torch.autograd.grad(y, [x, w], names["dy"].double()))
 
 
-MINE = """
-def mine(x, dy, w, mean, rstd):
+MINE = """def mine(x, dy, w, mean, rstd):
     scaled, g = x.float() * rstd[:, None], w.float() * dy.float()
     dx = rstd[:, None] * (g - scaled * (g * scaled).mean(1, keepdim=True))
     return dx.to(x.dtype), (dy.float() * scaled).sum(0).to(w.dtype)

@@ -24,3 +24,12 @@ def _switches_as_they_were() -> Iterator[None]:
     torch.set_float32_matmul_precision(matmul)
     torch.backends.cudnn.allow_tf32 = cudnn
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    """What is compiled is compiled anew."""
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import importlib.util
 import inspect
 import math
 from collections.abc import Callable
@@ -39,8 +38,12 @@ def snippet(request: pytest.FixtureRequest) -> Snippet:
     return snippets()[request.param]
 
 
+TRIED: set[str] = set()
+
+
 def path_of(place: str) -> Any:
     """Marks a test as the path of a snippet."""
+    TRIED.add(place)
     return pytest.mark.parametrize("snippet", [place], indirect=True)
 
 
@@ -54,10 +57,7 @@ def off(truth: torch.Tensor, made: torch.Tensor) -> float:
 
 
 def test_every_snippet_has_a_path() -> None:
-    tests = [f for name, f in globals().items() if name.startswith("test_")]
-    marks = [mark.args for test in tests for mark in getattr(test, "pytestmark", [])]
-    tried = [args[1] for args in marks if args and args[0] == "snippet"]
-    assert set().union(*tried) == set(snippets())
+    assert snippets().keys() == TRIED
 
 
 @pytest.fixture
@@ -91,12 +91,12 @@ def test_joined_weights_give_the_three_products(
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("fresh")
 @path_of("plot_llama_backend")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_the_fastest_backend_gives_eagers_result_call_after_call(
     snippet: Snippet, dtype: torch.dtype, only_imported: Any
 ) -> None:
-    torch._dynamo.reset()
     parts = [torch.nn.Embedding(53, 40), torch.nn.LayerNorm(40), torch.nn.Linear(40, 24)]
     model = torch.nn.Sequential(*parts, torch.nn.SiLU()).eval().cuda().to(dtype)
     exact = copy.deepcopy(model).double()
@@ -109,14 +109,13 @@ def test_the_fastest_backend_gives_eagers_result_call_after_call(
             made, truth, eager = left["fast"](ids), exact(ids), model(ids)
             assert made.dtype == dtype
             assert scaled_error(truth, made).rms < 2 * scaled_error(truth, eager).rms + 0.5
-    torch._dynamo.reset()
 
 
+@pytest.mark.usefixtures("fresh")
 @path_of("plot_whole_model")
 def test_a_compiled_model_writes_eagers_tokens(
     snippet: Snippet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    torch._dynamo.reset()
     options = {"max_new_tokens": 20, "do_sample": False}
     asked = [prompts_of([5, 9]) | options, prompts_of([13, 4]) | options]
     eager, model = small_decoder("Llama"), small_decoder("Llama")
@@ -132,7 +131,6 @@ def test_a_compiled_model_writes_eagers_tokens(
     for (static, configured), text in zip(made, wanted, strict=True):
         assert static.tolist() == configured.tolist() == text
     assert "roundoff" in backends
-    torch._dynamo.reset()
 
 
 # --- kernels
@@ -311,24 +309,21 @@ def test_a_sum_is_right_in_every_order(snippet: Snippet, kind: str, only_importe
     rng = np.random.default_rng(9)
     values = KINDS[kind](rng).astype(np.float32)
     exact = math.fsum(values)
-    rounded = float(np.float32(exact))
-    half_a_unit = float(np.spacing(np.float32(abs(exact)))) / 2
-    # Any order of n - 1 additions in float64 is within this of the truth.
+    # Any order of n - 1 additions in float64 is within this of the truth; half a unit is rounding.
     bound = len(values) * 2.0**-53 * math.fsum(np.abs(values))
+    bound += 0.5001 * float(np.spacing(np.float32(abs(exact))))
     of_numpy, of_torch, of_binned, imports, of_kernel = snippet.statements()
-    has_triton = importlib.util.find_spec("triton") is not None
-    names = imports.run() if has_triton else {}
-    device = "cuda" if CUDA else "cpu"
+    names = imports.run()
     for x in (values, np.sort(values), values[::-1].copy(), rng.permutation(values)):
         tensor = torch.from_numpy(x)
         wide = [of_numpy.run(np=np, x=x), of_torch.run(torch=torch, x=tensor)]
         for (made,) in (left["_"] for left in wide):
             assert made.dtype in (np.float32, torch.float32)
-            assert abs(float(made) - exact) <= bound + half_a_unit * (1 + 2.0**-20)
+            assert abs(float(made) - exact) <= bound
         results = [of_binned.run(roundoff=only_imported, x=x)]
-        if has_triton and len(x) == 1000:  # one that is interpreted takes long
-            results.append(of_kernel.run(**names, x=tensor.to(device)))
-        assert {float(left["_"][0]) for left in results} == {rounded}
+        if len(x) == 1000:  # one that is interpreted takes long
+            results.append(of_kernel.run(**names, x=tensor.to("cuda" if CUDA else "cpu")))
+        assert {float(left["_"][0]) for left in results} == {float(np.float32(exact))}
 
 
 def tolerance_of(snippet: Snippet, which: int, names: dict[str, Any]) -> bool:
@@ -361,22 +356,26 @@ def test_a_bound_passes_another_order_and_fails_a_missing_term(
 @path_of("plot_which_tolerance")
 @pytest.mark.parametrize(
     ("dtype", "scale", "fault"),
-    [*((dtype, 1.0, 1.2) for dtype in FLOATS), *((FLOATS[0], s, 1.0001) for s in (2.0**-24, 4.0))],
+    [
+        (torch.float32, 2.0**-24, 1.0001),
+        (torch.float32, 4.0, 1.0001),
+        (torch.float16, 1.0, 1.2),
+        (torch.bfloat16, 1.0, 1.2),
+    ],
     ids=str,
 )
 def test_a_calibrated_tolerance_passes_fresh_inputs_and_fails_a_fault(
     snippet: Snippet, dtype: torch.dtype, scale: float, fault: float, only_imported: Any
 ) -> None:
-    """In any type; and where no activation changes with it, at another scale."""
+    """In any type, and at another scale."""
     weight = drawn(300, 17, seed=5, dtype=dtype)
-    activated = torch.nn.functional.silu if scale == 1 else torch.nn.Identity()
 
     def old(x: torch.Tensor) -> torch.Tensor:
-        return activated(x @ weight)
+        return x @ weight
 
     def new(x: torch.Tensor) -> torch.Tensor:  # fused: rounded once
         y = x[:, ::2].float() @ weight[::2].float() + x[:, 1::2].float() @ weight[1::2].float()
-        return activated(y).to(dtype)
+        return y.to(dtype)
 
     inputs = [drawn(9, 300, seed=seed, dtype=dtype) for seed in range(33)]
     names = {"roundoff": only_imported, "torch": torch, "old": old, "new": new, "inputs": inputs}

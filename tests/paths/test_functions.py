@@ -30,6 +30,7 @@ with mock.patch.object(torch.backends, "disable_global_flags"):
     from torch.testing._internal.common_methods_invocations import op_db
     from torch.testing._internal.opinfo.core import BinaryUfuncInfo, OpInfo, UnaryUfuncInfo
 
+pytestmark = pytest.mark.usefixtures("fresh")
 F = torch.nn.functional
 INF, NAN = math.inf, math.nan
 TYPES = (
@@ -87,14 +88,6 @@ def cases() -> Iterator[Any]:
 ABSOLUTE = {"sigmoid", "nn.functional.gelu", "nn.functional.silu", "nn.functional.elu", "lerp"}
 #: Units in the last place that a finite result may differ by.
 ULPS = 64
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    torch.manual_seed(0)
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
 
 
 #: Of an infinity eager's GELU is NaN; beside one a mean has what the order of its terms gives it.

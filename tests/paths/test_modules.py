@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,15 +13,9 @@ import torch
 import roundoff.backend as rb
 from roundoff.errors import RoundoffError
 
+pytestmark = pytest.mark.usefixtures("fresh")
 F, N = torch.nn.functional, torch.nn
 Tensors = tuple[torch.Tensor, ...]
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
 
 
 def compiled(function: Any, dynamic: bool = False, **more: Any) -> Any:

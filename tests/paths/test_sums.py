@@ -123,10 +123,8 @@ def test_any_bits_add_as_ieee_has_it(dtype: str, given_bits: list[int], random) 
         assert bits(binned(np.concatenate([zeros, x]))) == bits(total)
 
 
-def test_a_float64_sum_past_the_largest_number_comes_back() -> None:
-    x = np.array([1.7e308] * 1000 + [-1.7e308] * 1000 + [1.0, 5e-324])
-    assert float(binned(x)) == 1.0
-    assert float(binned(np.append(x, [1.7e308, 1.7e308]))) == math.inf
+def test_what_goes_to_infinity_and_what_comes_back() -> None:
+    assert float(binned([1.7e308] * 1000 + [-1.7e308] * 1000 + [1.0, 5e-324])) == 1.0
     # Half a unit above the largest number is a tie, which goes to infinity; less does not.
     top, half = np.finfo(float).max, 2.0**970
     assert [float(binned([top, h])) for h in (half, np.nextafter(half, 0))] == [math.inf, top]

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import roundoff.backend as rb
-from roundoff.errors import RoundoffError
 
 pytestmark = pytest.mark.usefixtures("fresh")
 F, N = torch.nn.functional, torch.nn
@@ -51,7 +50,6 @@ def same_calls(module: N.Module, *inputs: torch.Tensor, calls: int = 3, **more: 
 NORMS: dict[str, tuple[Callable[[], N.Module], tuple[int, ...]]] = {
     "BatchNorm1d": (lambda: N.BatchNorm1d(3), (8, 3)),
     "of a cumulative mean": (lambda: N.BatchNorm2d(3, momentum=None), (4, 3, 5, 6)),
-    "without statistics": (lambda: N.BatchNorm2d(3, track_running_stats=False), (4, 3, 5, 6)),
     "InstanceNorm2d": (
         lambda: N.InstanceNorm2d(3, affine=True, track_running_stats=True),
         (4, 3, 5, 6),
@@ -83,9 +81,7 @@ def test_a_norm_from_train_to_eval_and_back() -> None:
 RANDOM: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "dropout": lambda x: F.dropout(x, 0.3),
     "randn_like": torch.randn_like,
-    "bernoulli": lambda x: torch.bernoulli(torch.sigmoid(x)),
     "multinomial": lambda x: torch.multinomial(x.softmax(-1), 5),
-    "rrelu": lambda x: F.rrelu(-x.abs(), training=True),
 }
 
 
@@ -159,21 +155,3 @@ def test_parametrized_weights(name: str, training: bool) -> None:
 def test_an_embedding_that_renormalizes_its_table() -> None:
     torch.manual_seed(0)
     same_calls(N.Embedding(10, 4, max_norm=1.0), torch.tensor([1, 2, 2, 6]))
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda x, y: x // y,
-        lambda x, y: x % y,
-        torch.fmod,
-        lambda x, y: torch.div(x, y, rounding_mode="trunc"),
-    ],
-)
-def test_integers_divided_by_zero(function: Callable[..., Any]) -> None:
-    x = torch.tensor([3, -4, 5])
-    run = compiled(function)
-    y = torch.tensor([2, 3, -2])
-    assert torch.equal(run(x, y), function(x, y))
-    with pytest.raises((RuntimeError, RoundoffError), match=r"(?i)zero"):
-        run(x, torch.tensor([1, 0, 2]))

@@ -320,14 +320,6 @@ def test_what_the_page_on_tolerances_says_of_its_records() -> None:
     assert (missed["size"] < 1e-3).all(), "the faults that pass are below a thousandth"
 
 
-@on(TOLERANCE)
-def test_page_and_study_on_tolerances_agree_bit_for_bit(told: Told) -> None:
-    study = study_of("which_tolerance")
-    names = told.names
-    for (x, w), seed in zip(names["inputs"], range(20), strict=False):
-        assert all(map(torch.equal, (x, w), study["draw"](seed)))
-
-
 # --- the fastest layer norm
 
 FASTEST = "plot_triton_layer_norm"
@@ -421,12 +413,6 @@ def test_numbers_of_the_page_on_steps_that_are_not_bound() -> None:
     assert text.count(f"{100 * again:.0f} % in the second run") == 2
     versions = record.provenance["backward"].environment["versions"]
     assert f"Triton {versions['triton']}" in text
-
-
-def test_the_study_on_steps_measures_the_kernels_of_its_page() -> None:
-    study = study_of("layer_norm_ladder")
-    for name in ("row_forward", "atomic_backward", "simple_backward", "pieces_backward"):
-        assert getattr(study["ours"], name).fn.__code__.co_filename == str(PAGES[LADDER])
 
 
 # --- a backend for torch.compile

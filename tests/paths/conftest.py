@@ -19,10 +19,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _switches_as_they_were() -> Iterator[None]:
     """A snippet may set torch's switches, and a page its threads: they are put back."""
     matmul, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    deterministic = torch.are_deterministic_algorithms_enabled()
     threads = torch.get_num_threads()
     yield
     torch.set_float32_matmul_precision(matmul)
     torch.backends.cudnn.allow_tf32 = cudnn
-    torch.use_deterministic_algorithms(deterministic)
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    """What is compiled is compiled anew."""
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()

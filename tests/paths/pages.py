@@ -29,8 +29,8 @@ TEXTS = {
     )
 }
 
-_BLOCK = re.compile(r"^( *)\.\. code-block:: (\w+)\n((?:\1 +.*\n|\s*\n)+)", re.MULTILINE)
-_FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r"^( *)\.\. code-block:: python\n((?:\1 +.*\n|\s*\n)+)", re.MULTILINE)
+_FENCE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def study_of(name: str) -> dict[str, Any]:
@@ -45,33 +45,26 @@ def record_of(page: str, machine: str) -> Record:
 
 @dataclasses.dataclass(frozen=True)
 class Snippet:
-    """A block of code as printed: where it stands, its language, and its text."""
+    """A block of code as printed: where it stands, and its text."""
 
-    source: Path
-    line: int
-    language: str
+    place: str
     code: str
 
     def run(self, **given: Any) -> dict[str, Any]:
         """Run it with these names alone; what it left, and its expressions' values as ``_``."""
         names = dict(given)
-        names["_"] = run(ast.parse(self.code), names, f"{self.source}:{self.line}")
+        names["_"] = run(ast.parse(self.code), names, self.place)
         return names
 
     def statements(self) -> list[Snippet]:
-        """Each of its statements, with the comment beside it, as a snippet of its own."""
-        lines = self.code.splitlines()
-        return [
-            dataclasses.replace(self, code="\n".join(lines[s.lineno - 1 : s.end_lineno]) + "\n")
-            for s in ast.parse(self.code).body
-        ]
+        """Each of its statements, as a snippet of its own."""
+        return [Snippet(self.place, ast.unparse(s)) for s in ast.parse(self.code).body]
 
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One cell of a page: its number, the title of its section, its text and its code."""
+    """One cell of a page: the title of its section, its text, its code and where that begins."""
 
-    number: int
     section: str
     text: str
     code: str
@@ -99,28 +92,18 @@ def answer(path: Path) -> str:
 
 @functools.cache
 def snippets() -> dict[str, Snippet]:
-    """Every block of code that an answer, the README or a text of docs/ prints, by place.
+    """Every block of Python that an answer, the README or a text of docs/ prints, by place.
 
-    The place is the page's or the text's name, and for a second block its number. Consoles are not
-    among them: ``test_command_lines.py`` has those.
+    The place is the page's or the text's name, and for a second block its number.
     """
     found = {}
     for name, path in (PAGES | TEXTS).items():
-        text = path.read_text(encoding="utf-8")
-        shown = answer(path) if path.suffix == ".py" else text
-        blocks = [(m[2], textwrap.dedent(m[3]), m.start()) for m in _BLOCK.finditer(shown)]
-        blocks += [(m[1], m[2], m.start()) for m in _FENCE.finditer(shown)]
-        blocks = [b for b in blocks if b[0] not in ("console", "bash", "bibtex", "text")]
-        for i, (language, code, _) in enumerate(blocks):
-            line = text[: text.index(code.strip().splitlines()[0])].count("\n") + 1
-            place = name if i == 0 else f"{name}/{i + 1}"
-            found[place] = Snippet(path.relative_to(ROOT), line, language, code.strip("\n") + "\n")
+        shown = answer(path) if path.suffix == ".py" else path.read_text(encoding="utf-8")
+        codes = [textwrap.dedent(code) for _, code in _BLOCK.findall(shown)]
+        for i, code in enumerate([*codes, *_FENCE.findall(shown)]):
+            place = f"{name}/{i + 1}" if i else name
+            found[place] = Snippet(place, code)
     return found
-
-
-def blocks(text: str) -> list[str]:
-    """The code of every block in a cell's text."""
-    return [textwrap.dedent(m[3]).strip("\n") + "\n" for m in _BLOCK.finditer(text + "\n")]
 
 
 @functools.cache
@@ -129,7 +112,7 @@ def cells(page: str) -> list[Cell]:
     lines = PAGES[page].read_text(encoding="utf-8").splitlines()
     starts = [i for i, line in enumerate(lines) if line.startswith("# %%")]
     found, section = [], ""
-    for number, (start, end) in enumerate(zip(starts, [*starts[1:], len(lines)], strict=True)):
+    for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
         body = lines[start + 1 : end]
         prose = []
         while body and body[0].startswith("#"):
@@ -137,35 +120,32 @@ def cells(page: str) -> list[Cell]:
         titles = [a for a, b in itertools.pairwise(prose) if b and set(b) == {"-"}]
         section = titles[-1] if titles else section
         line = start + 2 + len(prose)
-        found.append(Cell(number, section, "\n".join(prose), "\n".join(body) + "\n", line))
+        found.append(Cell(section, "\n".join(prose), "\n".join(body) + "\n", line))
     return found
 
 
-def run_cell(page: str, cell: Cell, names: dict[str, Any], **changed: str) -> list[Any]:
-    """Run a cell, with the values of some of its names replaced as a reader would type them.
+def assigned(statement: ast.stmt) -> set[str]:
+    """The names that an assignment or a definition sets."""
+    if isinstance(statement, ast.FunctionDef):
+        return {statement.name}
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    return {n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name)}
 
-    Raises
-    ------
-    LookupError
-        When the cell does not set such a name: a reader could not put in something of his own.
-    """
+
+def run_cell(page: str, cell: Cell, names: dict[str, Any], **changed: str) -> list[Any]:
+    """Run a cell, with the values of some of its names replaced as a reader would type them."""
     tree = ast.parse(cell.code)
     ast.increment_lineno(tree, cell.line - 1)  # inspect finds the source of what it defines
     values, missing = [], set(changed)
     for statement in tree.body:
-        targets = statement.targets if isinstance(statement, ast.Assign) else []
-        given = {n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name)}
-        if isinstance(statement, ast.FunctionDef):
-            given = {statement.name}
-        if not given or given - set(changed):
+        given = assigned(statement)
+        if not given or given - changed.keys():
             values += run(ast.Module([statement], []), names, str(PAGES[page]))
-        for name in changed:
-            if name in given:
-                is_value = isinstance(statement, ast.Assign)
-                exec(f"{name} = {changed[name]}" if is_value else changed[name], names)
-        missing -= given
-    if missing:
-        raise LookupError(f"{page}: no {sorted(missing)} in cell {cell.number}")
+        for name in given & missing:
+            typed = changed[name]
+            exec(typed if typed.startswith("def ") else f"{name} = {typed}", names)
+            missing.remove(name)
+    assert not missing, "a reader could not put in something of his own"
     return values
 
 
@@ -195,8 +175,16 @@ def small_decoder(kind: str, **sizes: Any) -> Any:
         "initializer_range": 0.2,
     }
     torch.manual_seed(7)
-    config = getattr(transformers, f"{kind}Config")(**base | sizes)
-    return getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    config = transformers.AutoConfig.for_model(kind.lower(), **base | sizes)
+    return transformers.AutoModelForCausalLM.from_config(config).eval()
+
+
+def prompts_of(lengths: list[int]) -> dict[str, torch.Tensor]:
+    """Prompts of these lengths as a tokenizer pads them for a decoder, on the left."""
+    generator, longest = torch.Generator().manual_seed(sum(lengths)), max(lengths)
+    ids = torch.randint(2, 211, (len(lengths), longest), generator=generator)
+    mask = torch.tensor([[0] * (longest - n) + [1] * n for n in lengths])
+    return {"input_ids": ids * mask, "attention_mask": mask}
 
 
 def own_cell(page: str) -> Cell:

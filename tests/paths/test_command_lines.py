@@ -99,13 +99,6 @@ def test_a_page_that_is_not_there() -> None:
     assert command("make", "--dry-run", "page", "PAGE=plot_reduction_order").returncode == 0
 
 
-@with_venv
-def test_nothing_is_served_before_it_is_built(tmp_path: Path) -> None:
-    refused = command("make", "--assume-old=.venv/installed-cpu", "serve", f"HTML={tmp_path}")
-    assert refused.returncode == 2
-    assert "nothing built yet: make html" in refused.stderr
-
-
 # --- what is not a page
 
 
@@ -127,34 +120,32 @@ def test_versions_that_are_named_are_ours() -> None:
 # --- whole studies
 
 slow = pytest.mark.slow(reason="whole studies in processes of their own")
-WHOLE = [
-    ("studies/reduction_order.py", ""),
-    ("studies/llama_backend.py", ""),
-    ("studies/whole_model.py", "--only times,costs"),
-    ("studies/batch_invariance.py", ""),
-    ("studies/trainer_sampler.py", "--only causes,parts,cures,runs"),
-    ("studies/triton_layer_norm.py", ""),
-    ("studies/bits_to_words.py", ""),
-    ("studies/all_reduce_order.py", ""),
-    ("studies/layer_norm_discrepancies.py", ""),
-    ("studies/gemm_fusion.py", "--config 24,40 --itype 1 --warmup 0 --repeat 1"),
-    ("studies/layer_norm_ladder.py", ""),
-]
+STUDIES = {
+    "reduction_order": "",
+    "llama_backend": "",
+    "whole_model": "--only times,costs",
+    "batch_invariance": "",
+    "trainer_sampler": "--only causes,parts,cures,runs",
+    "triton_layer_norm": "",
+    "bits_to_words": "",
+    "all_reduce_order": "",
+    "layer_norm_discrepancies": "",
+    "gemm_fusion": "--config 24,40 --itype 1 --warmup 0 --repeat 1",
+    "layer_norm_ladder": "",
+}
 
 
-@slow
-@pytest.mark.parametrize(("study", "options"), WHOLE)
+@pytest.mark.parametrize(
+    ("study", "options"),
+    [
+        ("reduction_order", "--only runs"),
+        *(pytest.param(*case, marks=slow) for case in STUDIES.items()),
+    ],
+)
 def test_a_study_runs_with_its_options(study: str, options: str, tmp_path: Path) -> None:
-    ran = command("python", str(ROOT / study), *options.split(), folder=tmp_path)
+    path = ROOT / "studies" / f"{study}.py"
+    ran = command("python", str(path), *options.split(), folder=tmp_path)
     assert ran.returncode == 0, ran.stderr[-2000:]
     assert "Traceback" not in ran.stderr
     saved = [pd.read_csv(path) for path in (tmp_path / "build").glob("*/*.csv")]
     assert any(len(table) for table in saved)  # one of what differs may have no rows
-
-
-def test_a_study_measures_one_table(tmp_path: Path) -> None:
-    words = ["--only", "runs"]
-    ran = command("python", str(ROOT / "studies" / "reduction_order.py"), *words, folder=tmp_path)
-    assert ran.returncode == 0, ran.stderr[-2000:]
-    (saved,) = (tmp_path / "build" / "plot_reduction_order").glob("*.csv")
-    assert pd.read_csv(saved)["distinct"][0] == 1

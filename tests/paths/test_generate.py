@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import warnings
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+import transformers
 
 import roundoff.backend as rb
-from roundoff.models import load_trained
+from roundoff.models import load_trained, padded, prompts
 
-transformers = pytest.importorskip("transformers")
+from .pages import prompts_of, small_decoder
 
+pytestmark = pytest.mark.usefixtures("fresh")
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
 GRAPH = {"mode": "reduce-overhead", "dynamic": False}
@@ -30,39 +32,15 @@ MODES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "static, as it comes": ({}, {"cache_implementation": "static"}),
     "static, graph": (GRAPH, {"cache_implementation": "static"}),
 }
-SPECIAL = {"bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0, "vocab_size": 160}
-SIZES = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
-SIZES |= {"intermediate_size": 96, "max_position_embeddings": 256} | SPECIAL
-GPT2 = {"n_embd": 64, "n_head": 4, "n_positions": 256} | SPECIAL
+SIZES = {"hidden_size": 64, "num_attention_heads": 4, "head_dim": 16, "num_hidden_layers": 2}
 
 
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    """Each test compiles anew."""
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+def decoder(kind: str) -> Any:
+    return small_decoder(kind, **SIZES).requires_grad_(False).to(DEVICE)
 
 
-def decoder(kind: str, layers: int = 1) -> Any:
-    """A random decoder whose logits are far enough apart for greedy decoding."""
-    torch.manual_seed(0)
-    sizes = GPT2 if kind == "GPT2" else SIZES
-    config = getattr(transformers, f"{kind}Config")(**sizes, num_hidden_layers=layers)
-    name = f"{kind}LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM"
-    model = getattr(transformers, name)(config).eval().requires_grad_(False)
-    for p in model.parameters():
-        p.mul_(4 if p.dim() > 1 else 1)
-    return model.to(DEVICE)
-
-
-def batch_of(rows: int, length: int, seed: int) -> dict[str, torch.Tensor]:
-    """Prompts of different lengths, padded on the left."""
-    ids = torch.randint(3, 160, (rows, length), generator=torch.Generator().manual_seed(seed))
-    mask = torch.ones_like(ids)
-    for row in range(1, rows):
-        mask[row, : row % length] = 0
-    return {"input_ids": (ids * mask).to(DEVICE), "attention_mask": mask.to(DEVICE)}
+def batch_of(*lengths: int) -> dict[str, torch.Tensor]:
+    return {name: t.to(DEVICE) for name, t in prompts_of([*lengths]).items()}
 
 
 @contextlib.contextmanager
@@ -85,16 +63,7 @@ def write(model: Any, inputs: dict[str, torch.Tensor], tokens: int, **more: Any)
     return made[:, inputs["input_ids"].shape[1] :].tolist()
 
 
-def steps_are_recorded(graphs: list[rb.Compiled]) -> None:
-    """Those of one token: a prefill reads from the processor how far its cache has come."""
-    if not CUDA:
-        return
-    steps = [g for g in graphs if any(list(t.shape)[1:] == [1] for t in g.inputs or ())]
-    assert steps
-    assert [(g.no_cuda_graph, g.by_torch) for g in steps if g.no_cuda_graph] == []
-
-
-def check(model: Any, mode: str, asked: list[dict[str, torch.Tensor]], tokens: int) -> Any:
+def check(model: Any, mode: str, asked: list[dict[str, torch.Tensor]], tokens: int) -> None:
     """Each text twice in a row, then those of another length: eager's tokens."""
     options, more = MODES[mode]
     wanted = [write(model, inputs, tokens, **more) for inputs in asked]
@@ -102,29 +71,44 @@ def check(model: Any, mode: str, asked: list[dict[str, torch.Tensor]], tokens: i
         for inputs, text in zip(asked, wanted, strict=True):
             for _ in range(2):
                 assert write(model, inputs, tokens, **more) == text
-    return graphs
+    if CUDA and mode == "static, graph":
+        # Those of one token: a prefill reads from the processor how far its cache has come.
+        steps = [g for g in graphs if any(list(t.shape)[1:] == [1] for t in g.inputs or ())]
+        assert steps
+        assert [(g.no_cuda_graph, g.by_torch) for g in steps if g.no_cuda_graph] == []
 
 
-@pytest.mark.parametrize("kind", ["Llama", "GPT2"])
-def test_a_random_decoder_writes_eagers_text(kind: str) -> None:
-    asked = [batch_of(3, 9, 1), batch_of(3, 6, 2)]
-    steps_are_recorded(check(decoder(kind, layers=2), "static, graph", asked, 24))
+KINDS = ("Llama", "Qwen2", "Gemma", "GPT2")
+slow = pytest.mark.slow(reason="each compiles two to four graphs: 5 to 15 s")
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode", "rows"),
+    [
+        ("Llama", "static, graph", 2),
+        ("GPT2", "static, graph", 2),
+        *(
+            pytest.param(*case, marks=[pytest.mark.gpu, slow])
+            for case in itertools.product(KINDS, MODES, [1, 3, 8])
+        ),
+    ],
+)
+def test_a_random_decoder_writes_eagers_text(kind: str, mode: str, rows: int) -> None:
+    asked = [batch_of(*[9, 8, 7, 6, 5, 4, 3, 2][:rows]), batch_of(*[6, 5, 4, 3, 2, 1, 6, 5][:rows])]
+    check(decoder(kind), mode, asked, 64 if CUDA else 24)
 
 
 @pytest.mark.slow(reason="three graphs are compiled, 15 s")
 def test_a_conversation_goes_on_with_its_cache() -> None:
     """Its second question is of another length, and begins where the first text ended."""
-    model, inputs = decoder("Llama"), batch_of(3, 9, 1)
+    model, ids = decoder("Llama"), batch_of(9, 9, 9)["input_ids"]
     more = {"max_new_tokens": 10, "do_sample": False, "disable_compile": True}
 
     def talk() -> list[Any]:
         cache = transformers.StaticCache(model.config, max_cache_len=64)
-        first = model.generate(**inputs, past_key_values=cache, **more)
-        ids = torch.cat([first, torch.full((3, 4), 7, device=DEVICE)], 1)
-        new = torch.ones(3, ids.shape[1] - 9, dtype=torch.long, device=DEVICE)
-        mask = torch.cat([inputs["attention_mask"], new], 1)
-        more_ids = model.generate(ids, attention_mask=mask, past_key_values=cache, **more)
-        return [first.tolist(), more_ids.tolist()]
+        first = model.generate(ids, past_key_values=cache, **more)
+        asked = torch.cat([first, torch.full((3, 4), 7, device=DEVICE)], 1)
+        return [first.tolist(), model.generate(asked, past_key_values=cache, **more).tolist()]
 
     wanted = talk()
     options, _ = MODES["static, graph"]
@@ -132,15 +116,9 @@ def test_a_conversation_goes_on_with_its_cache() -> None:
         assert [talk() for _ in range(2)] == [wanted] * 2
 
 
-def marked(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-    """Between two steps what torch's manual asks for, with CUDA graphs of inductor's."""
-    torch.compiler.cudagraph_mark_step_begin()
-    return scores
-
-
-def test_outputs_that_are_kept_across_marked_steps_stay_as_they_were() -> None:
+def test_outputs_that_are_kept_stay_as_they_were() -> None:
     """generate keeps all hidden states, and the cache, as the graph returned them."""
-    model, inputs = decoder("Llama"), batch_of(3, 9, 1)
+    model, inputs = decoder("Llama"), batch_of(9, 8, 7)
     more = {
         "cache_implementation": "static",
         "return_dict_in_generate": True,
@@ -149,24 +127,22 @@ def test_outputs_that_are_kept_across_marked_steps_stay_as_they_were() -> None:
         "max_new_tokens": 12,
         "do_sample": False,
         "disable_compile": True,
-        "logits_processor": [marked],
     }
     wanted = model.generate(**inputs, **more)
     options, _ = MODES["static, graph"]
     close = functools.partial(torch.testing.assert_close, rtol=1e-3, atol=1e-4)
-    with compiled(model, **options) as graphs:
+    with compiled(model, **options):
         for _ in range(2):
             made = model.generate(**inputs, **more)
             assert torch.equal(made.sequences, wanted.sequences)
             close(made.logits, wanted.logits)
             close(made.hidden_states, wanted.hidden_states)
-            caches = (made.past_key_values, wanted.past_key_values)
-            for a, b in zip(*(c.layers for c in caches), strict=True):
-                close((a.keys, a.values), (b.keys, b.values))
-    steps_are_recorded(graphs)
+            caches = made.past_key_values.layers, wanted.past_key_values.layers
+            close(*([(layer.keys, layer.values) for layer in layers] for layers in caches))
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore")
 @torch.no_grad()
 def test_what_draws_random_numbers_is_not_recorded() -> None:
     """The runs before a recording would draw, too, and torch's generator be ahead of eager's."""
@@ -174,64 +150,23 @@ def test_what_draws_random_numbers_is_not_recorded() -> None:
     def noisy(x: torch.Tensor) -> torch.Tensor:
         return x * 2 + torch.rand_like(x)
 
-    storage: dict[str, Any] = {}
-    backend = functools.partial(rb.onnx_custom_backend, storage=storage, mode="reduce-overhead")
+    backend = functools.partial(rb.onnx_custom_backend, mode="reduce-overhead")
     run, x = torch.compile(noisy, backend=backend, dynamic=False), torch.ones(3, device=DEVICE)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        run(x)
-        drawn = []
-        for f in (run, noisy):
-            torch.manual_seed(7)
-            drawn.append(torch.stack([f(x) for _ in range(5)]))
-    assert torch.equal(*drawn)
-    (graph,) = storage["instance"]
-    assert "draws random numbers" in graph.no_cuda_graph
-
-
-@pytest.mark.gpu
-@pytest.mark.slow(reason="each compiles two to four graphs: 5 to 15 s")
-@pytest.mark.parametrize("rows", [1, 3, 8])
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", ["Llama", "Qwen2", "Gemma", "GPT2"])
-def test_every_cache_and_mode_writes_eagers_text(kind: str, mode: str, rows: int) -> None:
-    graphs = check(decoder(kind, layers=2), mode, [batch_of(rows, 11, 3), batch_of(rows, 7, 4)], 64)
-    if mode == "static, graph":
-        steps_are_recorded(graphs)
-
-
-PROMPTS = [
-    "Name three rivers of France.",
-    "Why is the sky blue?",
-    "Write a short poem about a lighthouse keeper and his dog.",
-    "What is 12 times 11, and how do you compute it in your head?",
-    "Translate 'good morning' into Italian.",
-    "List the planets of the solar system, from the sun outwards.",
-    "Explain in two sentences what a compiler does.",
-    "Tell me about the history of tea.",
-]
-
-
-@functools.cache
-def trained() -> Any:
-    return load_trained()
-
-
-def chats(texts: list[str]) -> dict[str, torch.Tensor]:
-    asked = [trained().prompt(text) for text in texts]
-    encoded = trained().tokenizer.pad(
-        {"input_ids": asked}, padding_side="left", return_tensors="pt"
-    )
-    return {k: encoded[k].to(DEVICE) for k in ("input_ids", "attention_mask")}
+    drawn = []
+    for f in (run, run, noisy):
+        torch.manual_seed(7)
+        drawn.append(torch.stack([f(x) for _ in range(5)]))
+    assert torch.equal(drawn[0], drawn[2])
+    assert torch.equal(drawn[1], drawn[2])
 
 
 @pytest.mark.gpu
 @pytest.mark.minutes
 @pytest.mark.skipif(not CUDA, reason="on two cores 30 layers take minutes")
-@pytest.mark.parametrize(
-    ("mode", "rows"), [("static", 3), *(("static, graph", rows) for rows in (1, 3, 8))]
-)
-def test_a_trained_model_writes_eagers_text(mode: str, rows: int) -> None:
-    """Alone three questions, one after another: each length compiles a prefill."""
-    asked = [chats(PROMPTS[i : i + rows]) for i in range(0, 3 if rows == 1 else rows, rows)]
-    check(trained().model(torch.float32, device=DEVICE), mode, asked, 64)
+@pytest.mark.parametrize("rows", [1, 8])
+def test_a_trained_model_writes_eagers_text(rows: int) -> None:
+    trained = load_trained()
+    asked = [trained.prompt(text) for _, text in prompts(rows)]
+    model = trained.model(torch.float32, device=DEVICE)
+    ids, mask = padded(asked, model.config.pad_token_id, DEVICE)
+    check(model, "static, graph", [{"input_ids": ids, "attention_mask": mask}], 64)

@@ -6,20 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roundoff.kernels import interpreting, shuffled_programs
-from roundoff.kernels.ahead import compiled_ahead
 
 from .pages import study_of
 from .test_answers import norm_of
 
 STUDY = study_of("layer_norm_ladder")
 FORWARD, BACKWARD = STUDY["FORWARD"], STUDY["BACKWARD"]
-DEVICE = "cpu" if interpreting() else "cuda"
 TYPES = (torch.float16, torch.bfloat16, torch.float32)
-steps = pytest.mark.parametrize("name", BACKWARD)
-
-
-def norm_here(rows, columns, dtype):
-    return {name: t.to(DEVICE) for name, t in norm_of(rows, columns, dtype).items()}
 
 
 def near(a, e, dtype, rows=1, small=4.0):
@@ -40,7 +33,7 @@ def near(a, e, dtype, rows=1, small=4.0):
     backward=st.sampled_from(BACKWARD),
 )
 def test_any_shape_against_float64(rows, columns, dtype, piece, forward, backward):
-    norm = norm_here(rows, columns, dtype)
+    norm = norm_of(rows, columns, dtype)
     x, w = norm["x"], norm["weight"]
     y, stats = STUDY["forward"](forward, x, w, norm["bias"], piece=piece)
     near(y, norm["exact y"], dtype)
@@ -52,11 +45,11 @@ def test_any_shape_against_float64(rows, columns, dtype, piece, forward, backwar
         near(a, e, dtype, more)
 
 
-@steps
+@pytest.mark.parametrize("name", BACKWARD)
 def test_only_atomics_depend_on_the_order_of_programs(name):
     if not interpreting():
         pytest.skip("needs the interpreter's order of programs")
-    norm = norm_here(12, 20, torch.float32)
+    norm = norm_of(12, 20, torch.float32)
     x, w = norm["x"], norm["weight"]
     _, stats = STUDY["forward"]("pieces", x, w, norm["bias"])
     seen = set()
@@ -65,18 +58,3 @@ def test_only_atomics_depend_on_the_order_of_programs(name):
             results = STUDY["backward"](name, norm["dy"], x, w, stats, piece=16)
         seen.add(tuple(t.numpy().tobytes() for t in results))
     assert (len(seen) > 1) == (name == "atomic")
-
-
-@pytest.mark.slow(reason="compiled: only a change of the kernels or of Triton can break it")
-def test_every_step_fits_a_multiprocessor_where_it_says_so():
-    cases = [
-        (direction, name, n)
-        for direction, names in STUDY["STEPS"].items()
-        for name in names
-        for n in (4096, 8704, 32768)
-        if name not in STUDY["REAL"] and STUDY["fits"](direction, name, n)
-    ]
-    rows = compiled_ahead([STUDY["step_of"](*case) for case in cases])
-    for (_, name, n), row in zip(cases, rows, strict=True):
-        if name in ("pieces", "packed", "prefetch", "tiles") and n < 16384:
-            assert row["spilled"] <= 8, (name, n)

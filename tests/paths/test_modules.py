@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 import roundoff.backend as rb
-from roundoff.errors import RoundoffError
 
+pytestmark = pytest.mark.usefixtures("fresh")
 F, N = torch.nn.functional, torch.nn
 Tensors = tuple[torch.Tensor, ...]
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
 
 
 def compiled(function: Any, dynamic: bool = False, **more: Any) -> Any:
@@ -56,9 +49,7 @@ def same_calls(module: N.Module, *inputs: torch.Tensor, calls: int = 3, **more: 
 
 NORMS: dict[str, tuple[Callable[[], N.Module], tuple[int, ...]]] = {
     "BatchNorm1d": (lambda: N.BatchNorm1d(3), (8, 3)),
-    "of a momentum": (lambda: N.BatchNorm2d(3, momentum=0.7, eps=0.1), (4, 3, 5, 6)),
     "of a cumulative mean": (lambda: N.BatchNorm2d(3, momentum=None), (4, 3, 5, 6)),
-    "without statistics": (lambda: N.BatchNorm2d(3, track_running_stats=False), (4, 3, 5, 6)),
     "InstanceNorm2d": (
         lambda: N.InstanceNorm2d(3, affine=True, track_running_stats=True),
         (4, 3, 5, 6),
@@ -89,14 +80,8 @@ def test_a_norm_from_train_to_eval_and_back() -> None:
 
 RANDOM: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "dropout": lambda x: F.dropout(x, 0.3),
-    "dropout of channels": lambda x: F.dropout2d(x[None]),
     "randn_like": torch.randn_like,
-    "randn": lambda x: x + torch.randn(x.shape),
-    "bernoulli": lambda x: torch.bernoulli(torch.sigmoid(x)),
     "multinomial": lambda x: torch.multinomial(x.softmax(-1), 5),
-    "poisson": lambda x: torch.poisson(x.exp()),
-    "exponential_": lambda x: x.clone().exponential_(),
-    "rrelu": lambda x: F.rrelu(-x.abs(), training=True),
 }
 
 
@@ -125,7 +110,6 @@ class Kept(N.Module):
         self.register_buffer("mean", torch.zeros(4))
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
         self.register_buffer("cache", torch.zeros(6, 4))
-        self.weight = N.Parameter(torch.arange(4.0))
 
     def forward(self, x: torch.Tensor) -> Any:
         return self.function[0](self, x)
@@ -136,21 +120,10 @@ def replaced(m: Kept, x: torch.Tensor) -> torch.Tensor:
     return x - m.mean
 
 
-def read_before_written(m: Kept, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    before = m.mean * 2
-    m.mean.add_(x[0])
-    return before, m.mean * 2
-
-
 def a_row_of_the_cache(m: Kept, x: torch.Tensor) -> torch.Tensor:
     m.cache[m.count] = x[0]
     m.count.add_(1)
     return m.cache.sum(0)
-
-
-def queue(m: Kept, x: torch.Tensor) -> torch.Tensor:
-    m.cache.copy_(torch.cat([m.cache[1:], x[:1]]))
-    return m.cache.mean(0)
 
 
 def the_buffer_itself(m: Kept, x: torch.Tensor) -> torch.Tensor:
@@ -158,23 +131,9 @@ def the_buffer_itself(m: Kept, x: torch.Tensor) -> torch.Tensor:
     return m.mean
 
 
-def a_view_of_the_buffer(m: Kept, x: torch.Tensor) -> torch.Tensor:
-    m.cache[1:3].mul_(0.5)
-    m.cache.T[2].add_(x[0, 0])
-    return m.cache[1:3] + x[:2]
-
-
-STATES = [
-    replaced,
-    read_before_written,
-    a_row_of_the_cache,
-    queue,
-    the_buffer_itself,
-    a_view_of_the_buffer,
-]
-
-
-@pytest.mark.parametrize("function", STATES, ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "function", [replaced, a_row_of_the_cache, the_buffer_itself], ids=lambda f: f.__name__
+)
 def test_buffers_that_change(function: Callable[[Kept, torch.Tensor], Any]) -> None:
     same_calls(Kept(function), normal(5, 4))
 
@@ -195,28 +154,4 @@ def test_parametrized_weights(name: str, training: bool) -> None:
 
 def test_an_embedding_that_renormalizes_its_table() -> None:
     torch.manual_seed(0)
-    module = N.Embedding(10, 4, max_norm=1.0)
-    eager = copy.deepcopy(module)
-    run = compiled(module)
-    with torch.no_grad():
-        for ids in ([1, 2, 2], [3, 9, 1]):
-            near(run(torch.tensor(ids)), eager(torch.tensor(ids)))
-    near(dict(module.state_dict()), dict(eager.state_dict()))
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda x, y: x // y,
-        lambda x, y: x % y,
-        torch.fmod,
-        lambda x, y: torch.div(x, y, rounding_mode="trunc"),
-    ],
-    ids=["floor", "remainder", "fmod", "trunc"],
-)
-def test_integers_divided_by_zero(function: Callable[..., Any]) -> None:
-    x = torch.tensor([3, -4, 5])
-    run = compiled(function)
-    assert torch.equal(run(x, torch.tensor([2, 3, -2])), function(x, torch.tensor([2, 3, -2])))
-    with pytest.raises((RuntimeError, RoundoffError), match=r"(?i)zero"):
-        run(x, torch.tensor([1, 0, 2]))
+    same_calls(N.Embedding(10, 4, max_norm=1.0), torch.tensor([1, 2, 2, 6]))

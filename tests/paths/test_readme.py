@@ -2,7 +2,6 @@
 
 import re
 import sys
-import tomllib
 
 from roundoff.record import RECORDED, read_record
 
@@ -12,8 +11,6 @@ sys.path.insert(0, str(ROOT / "studies"))
 import readme_picture
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-CITATION = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
 
 
 def test_the_two_numbers_are_those_of_the_records() -> None:

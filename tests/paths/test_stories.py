@@ -4,7 +4,6 @@ prose says of their output holds on this machine; page and study measure the sam
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import io
 import os
@@ -15,7 +14,6 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
-import onnx.parser
 import pandas as pd
 import pytest
 import torch
@@ -23,13 +21,9 @@ import torch
 from roundoff.environment import environment
 from roundoff.page import choose
 from roundoff.record import Record, read_records
-from roundoff.reductions import (
-    binned,
-    exact_sum,
-    round_exact,
-)
+from roundoff.reductions import exact_sum
 
-from .pages import PAGES, cells, own_cell, record_of, run, study_of
+from .pages import PAGES, cells, own_cell, record_of, run_cell, study_of
 
 
 class Told:
@@ -40,22 +34,16 @@ class Told:
 
     def __init__(self, page: str) -> None:
         self.names: dict[str, Any] = {"__name__": page}
-        self.labels: list[str] = []
-        self.answers = 0
+        self.figures: list[plt.Figure] = []
         values: list[Any] = []
         out = io.StringIO()
         plt.close("all")  # what another test left open
         for cell in cells(page):
-            if cell == own_cell(page):
-                continue
-            tree = ast.parse(cell.code)
-            ast.increment_lineno(tree, cell.line - 1)
-            with contextlib.redirect_stdout(out):
-                values += run(tree, self.names, str(PAGES[page]))
-            figures = [plt.figure(number) for number in plt.get_fignums()]
-            self.labels += [str(figure.get_label()) for figure in figures]
-            self.answers += sum(figure.get_gid() == "answer" for figure in figures)
-            plt.close("all")
+            if cell != own_cell(page):
+                with contextlib.redirect_stdout(out):
+                    values += run_cell(page, cell, self.names)
+                self.figures += [plt.figure(number) for number in plt.get_fignums()]
+                plt.close("all")
         self.text = out.getvalue()
         self.tables = [value for value in values if isinstance(value, pd.DataFrame)]
 
@@ -81,9 +69,11 @@ def on(*pages: str) -> Any:
 @on(*PAGES)
 def test_without_a_record_a_page_prints_and_draws(told: Told) -> None:
     assert told.text
-    assert len(told.labels) >= 2
-    assert all(len(label.split()) >= 5 for label in told.labels), "a figure without words"
-    assert told.answers == 1, "no figure for the answer, or several"
+    assert len(told.figures) >= 2
+    for figure in told.figures:
+        assert len(figure.get_label().split()) >= 5, "a figure without words"
+    answers = [figure for figure in told.figures if figure.get_gid() == "answer"]
+    assert len(answers) == 1, "no figure for the answer, or several"
     assert any(len(table) for table in told.tables)
 
 
@@ -114,15 +104,6 @@ def test_each_number_of_threads_has_one_sum_and_a_different_one(told: Told) -> N
     found = [line.split() for line in told.text.splitlines() if "threads: " in line]
     assert len({line[3] for line in found}) == 3, "a number of threads changed nothing"
     assert [line[5] for line in found] == ["1"] * 3, "threads raced"
-
-
-@on(REDUCTION)
-def test_the_price_of_the_guaranteed_sum_is_measured(told: Told) -> None:
-    prices = told.names["prices"].set_index("label")
-    assert prices["low"]["binned"] > 2 * prices["high"]["np.sum, float64"] > 2
-    others = ["math.fsum", "Neumaier"]
-    assert (prices["high"]["binned"] < prices["low"][others]).all(), "binned takes less time"
-    assert prices["ratio"]["torch.sum, float64"] > 2 * prices["ratio"]["torch.sum"]
 
 
 @on(REDUCTION)
@@ -160,9 +141,7 @@ def test_the_type_of_a_sum_matters_more_than_its_length(told: Told) -> None:
 @on(REDUCTION)
 def test_page_and_study_on_sums_agree_bit_for_bit(told: Told) -> None:
     study = study_of("reduction_order")
-    names = told.names
-    assert np.array_equal(names["orders"], study["arranged"]("normal", "float32"))
-    assert float(binned(names["x"])) == round_exact(exact_sum(names["x"]), np.float32)
+    assert np.array_equal(told.names["orders"], study["arranged"]("normal", "float32"))
 
 
 # --- two runtimes
@@ -172,41 +151,35 @@ RUNTIMES = "plot_layer_norm_discrepancies"
 
 @on(RUNTIMES)
 def test_what_the_page_on_two_runtimes_says_of_its_output(told: Told) -> None:
-    text, moved = told.text, told.names["moved"]
+    text = told.text
     typical, largest = (float(line.split()[-1]) for line in text.splitlines()[:2])
     assert largest < 1e-5 * typical, "six digits"
-    here = moved["here (cpu)"]
-    assert here.max() < 1e-5 * typical, "the last digits"
-    errors = re.findall(r"(.+?) +RMS +([\d.]+)  mean +([-+][\d.]+)", text)
-    first, second = (
-        {what: (float(rms), float(mean)) for what, rms, mean in part}
-        for part in (errors[:4], errors[4:])
-    )
+    assert told.names["moved"]["here (cpu)"].max() < 1e-5 * typical, "the last digits"
     parts = told.table("dropped bits")
     assert (parts["rounded operands"].diff().dropna() < 0).all(), "more errors average out"
     assert (parts["dropped bits"].diff().dropna() > 0).all(), "dropping grows"
-    for found in first, second:
-        rms, mean = found["rounded operands"]
+    errors = re.findall(r" RMS +([\d.]+)  mean +([-+][\d.]+)", text)
+    errors = [(float(rms), float(mean)) for rms, mean in errors]
+    positive, signed = errors[:4], errors[4:]
+    for (plain, _), (rms, mean), *_ in positive, signed:
         assert abs(mean) < rms / 4, "small beside the RMS error"
-        assert rms > 10 * found["PyTorch, float32"][0]
-    (rms, mean), (signed_rms, signed_mean) = first["dropped bits"], second["dropped bits"]
+        assert rms > 10 * plain
+    (_, _, (rms, mean), (both, _)), (_, (operands, _), dropped, (signed_both, _)) = positive, signed
     assert mean < -rms / 2, "dropping shifts the results"
-    assert abs(signed_mean / signed_rms) < abs(mean / rms) / 3, "it vanishes"
+    assert abs(dropped[1] / dropped[0]) < abs(mean / rms) / 3, "it vanishes"
     root = told.names["width"] ** 0.5  # the unit shrinks by it; the page has 1152
-    assert second["both"][0] > root / 3 * first["both"][0], "more than ten times as large"
-    assert second["rounded operands"][0] > 0.95 * second["both"][0], "nearly all of it"
+    assert signed_both > root / 3 * both, "more than ten times as large"
+    assert operands > 0.95 * signed_both, "nearly all of it"
 
 
 @on(RUNTIMES)
 def test_page_and_study_on_two_runtimes_agree_bit_for_bit(told: Told) -> None:
     names = told.names
     study = study_of("layer_norm_discrepancies")
-    assert study["WIDTH"] == names["width"]
     case = study["Case"](study["CPU"], study["FLOAT32"])
     apart = (names["of_torch"] - names["of_ort"]).abs().max()
     assert study["gap"](case)["abs"] == apart.item()
     assert torch.equal(study["tf32"](names["x"]), names["x11"])
-    assert torch.equal(study["tf32"](names["w"]), names["w11"])
 
 
 # --- the text of a model
@@ -221,8 +194,7 @@ def check_words(story: Told) -> None:
     assert "float32 and float64: 0 texts differ" in text
     assert "logits that differ from float32's: 0\n" in text
     table = story.table("ties")
-    flipped, gap, shift = names["flipped"], names["gap"], names["shift"]
-    assert table["different tokens"]["bfloat16"] == int(flipped.sum())
+    flipped, gap = names["flipped"], names["gap"]
     assert table["different tokens"]["float32"] == 0
     moved = table["shift, RMS"].astype(float)
     assert moved["float32"] < gap.min() / 10, "far below the smallest gap"
@@ -230,8 +202,6 @@ def check_words(story: Told) -> None:
     head = "bfloat16, last product float32"
     assert table["ties"][head] == 0, "the last product in float32 ends the ties"
     assert moved["bfloat16"] / 2 < moved[head] < moved["bfloat16"], "most of the shift is left"
-    assert (gap >= 0).all()
-    assert flipped[gap < shift].all(), "a dot above the line is a different token"
     assert gap[flipped].max() < gap.median(), "the dots that change have small gaps"
     prices = story.table("ratio")
     held = prices["cache, KiB a token"].astype(float)
@@ -252,8 +222,6 @@ def test_what_the_page_on_words_says_of_the_whole_model(monkeypatch: pytest.Monk
     names = story.names
     assert names["differ"].sum() >= 1
     assert names["shift"].abs().median() < names["gap"].median() / 10, "small beside the gap"
-    moved = {name: float(row["shift, RMS"]) for name, row in names["rows"].items()}
-    assert moved["bfloat16"] > 1e4 * moved["float32"], "more than ten thousand times smaller"
     sigma = names["shift"].square().mean().sqrt()
     expected = float(torch.special.ndtr(-names["gap"] / sigma).sum())
     found = int(names["flipped"].sum())
@@ -266,12 +234,10 @@ def test_page_and_study_on_words_agree_bit_for_bit(told: Told) -> None:
     if study["GPU"]:
         pytest.skip("the study runs on the GPU, the page on the processor")
     along = study["Along"](names["asked"], names["tokens"])
-    assert along.truth.tokens.tolist() == names["truth"].tokens.tolist()
     assert torch.equal(along.exact, names["exact"])
     model = study["model_of"]("bfloat16")
     steps = along.follow("bfloat16", "batch of 8", model, len(names["asked"]))
     assert torch.equal(torch.tensor(steps["gap"].to_numpy()), names["shift"])
-    assert steps["differs"].tolist() == names["flipped"].tolist()
 
 
 # --- one large Gemm or two small ones
@@ -295,24 +261,6 @@ def test_what_the_page_on_gemms_says_of_its_output(told: Told) -> None:
     assert each_run[1] > each_run.iloc[-1]
 
 
-@on(GEMM)
-def test_page_and_study_on_gemms_agree_bit_for_bit(told: Told) -> None:
-    names, study = told.names, study_of("gemm_fusion")
-    case = study["Case"](1, False, 32, 32, (32, 32))
-    ours = names["draw"](32, 32, 32)
-    x, weights, joined = next(study["buffers_of"](case, 1, 0))
-    theirs = {"X": x.cpu(), "Y": weights[0].cpu(), "Z": weights[1].cpu(), "W": joined.cpu()}
-    if study["DEVICE"] == "cpu":
-        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    models = {"two Gemms": "not fused", "joined in each run": "fused inside"}
-    models["joined before"] = "precomputed"
-    for name, how in models.items():
-        model = onnx.parser.parse_model(study["gemms"](how, case))
-        page = onnx.parser.parse_model(names["HEAD"] + names["MODELS"][name])
-        kinds = [[node.op_type for node in m.graph.node] for m in (model, page)]
-        assert kinds[0] == kinds[1]
-
-
 # --- which tolerance
 
 TOLERANCE = "plot_which_tolerance"
@@ -326,20 +274,17 @@ def test_what_the_page_on_tolerances_says_of_its_output(told: Told) -> None:
     assert [line[1:] for line in shown[1:3]] == [[100, 0, 0]] * 2, "near 1"
     assert shown[3][2] > 90, "wrong results pass below"
     assert shown[4] == [1.9e-6, 100, 100, 100]
-    needed = [float(line.split()[-1]) for line in lines if "rtol that they need" in line]
-    assert needed == sorted(needed)
-    assert needed[0] < needed[-1] > 0.01, "one digit or two are tested"
+    assert told.names["rtols"].max() > 0.01, "one digit or two are tested"
     assert "1 % too large pass: 100 of 100" in told.text
-    parts = [line.split() for line in lines if line.endswith(" of the bound")]
-    least, most = ([float(line[i]) for line in parts] for i in (-6, -4))
-    assert 1e-4 < most[0] < 2e-3, "about a thousandth"
-    assert min(least[1], least[2]) > 1 > most[3], "zeros and a missing term, not TF32"
-    shares = [float(line.split()[-1]) for line in lines if "error" in line and "@" in line]
-    calibrated = [line for line in lines if line.startswith("split × ")]
-    right, near, far = (float(line.split()[-1]) for line in calibrated)
-    assert 0.5 < right / shares[0] < 2, "alike"
+    parts = re.findall(r"uses +([\d.]+) to +([\d.]+) of the bound", told.text)
+    (_, right), (zeros, _), (missing, _), (_, tf32) = [tuple(map(float, part)) for part in parts]
+    assert 1e-4 < right < 2e-3, "about a thousandth"
+    assert min(zeros, missing) > 1 > tf32, "zeros and a missing term, not TF32"
+    errors = re.findall(r"error(?: of x @ fixed:)? (\S+)$", told.text, re.MULTILINE)
+    product, right, near, far = map(float, errors)
+    assert 0.5 < right / product < 2, "alike"
     assert 200 < near / right < far / right, "given away"
-    assert "refused" in calibrated[2]
+    assert "split × 1.01: refused" in told.text
 
 
 @on(TOLERANCE)
@@ -375,14 +320,6 @@ def test_what_the_page_on_tolerances_says_of_its_records() -> None:
     assert (missed["size"] < 1e-3).all(), "the faults that pass are below a thousandth"
 
 
-@on(TOLERANCE)
-def test_page_and_study_on_tolerances_agree_bit_for_bit(told: Told) -> None:
-    study = study_of("which_tolerance")
-    names = told.names
-    for (x, w), seed in zip(names["inputs"], range(20), strict=False):
-        assert all(map(torch.equal, (x, w), study["draw"](seed)))
-
-
 # --- the fastest layer norm
 
 FASTEST = "plot_triton_layer_norm"
@@ -406,13 +343,12 @@ def test_page_and_study_on_layer_norms_find_the_same_errors(told: Told) -> None:
     """Each against its own float64: the page's formulas, and torch's."""
     study = study_of("triton_layer_norm")
     rows = [row for dtype in study["TYPES"] for row in study["errors"](12, 96, dtype)]
-    theirs, ours = pd.DataFrame(rows), told.names["typical"]
-    theirs = theirs[theirs["result"].isin(ours.columns)]
-    assert len(theirs) == 12
-    for row in theirs.to_dict("records"):
+    theirs, ours = pd.DataFrame(rows).set_index(["dtype", "result"]), told.names["typical"]
+    for dtype in "float16", "bfloat16", "float32":
         for label in "roundoff", "torch":
-            said = ours.loc[f"{label}, {row['dtype']}", row["result"]]
-            assert said == pytest.approx(row[f"{label} RMS"], rel=1e-7, abs=1e-7)
+            for result, said in ours.loc[f"{label}, {dtype}"].items():
+                found = theirs.loc[(dtype, result), f"{label} RMS"]
+                assert found == pytest.approx(said, rel=1e-7, abs=1e-7)
 
 
 @pytest.mark.parametrize("record", read_records(FASTEST), ids=lambda record: record.machine)
@@ -420,7 +356,6 @@ def test_what_the_page_times_was_compared_with_float64(record: Record) -> None:
     """And the best library at each width is that of both runs."""
     table = record.tables["patterns"]
     table = table[~table["implementation"].str.contains("lock|lesson")]
-    assert len(table) == 24
     assert (table["rms error"] < 0.25).all(), "not that of rounding dw to float16"
     rates, again = record.tables["layer-norm-backward"], record.second["layer-norm-backward"]
     best = {1024: "torch", 4096: "QuACK", 8704: "flash-linear-attention"}
@@ -456,18 +391,14 @@ LADDER = "plot_layer_norm_ladder"
 
 @on(LADDER)
 def test_what_the_page_on_steps_says_of_its_output(told: Told) -> None:
-    shown = {}
-    for line in told.text.splitlines():
-        if "different dw: " in line:
-            errors, _, different = line.partition("different dw: ")
-            shown[line[:10].strip()] = [float(e) for e in errors.split()[-3:]], int(different)
-    assert list(shown) == ["atomics", "two stages", "pieces", "prefetch"]
+    pattern = r"^(.+?) +errors of dx, dw, db: (\S+) (\S+) (\S+)  different dw: (\d+)"
+    shown = re.findall(pattern, told.text, re.MULTILINE)
+    assert [step for step, *_ in shown] == ["atomics", "two stages", "pieces", "prefetch"]
     # An atomic sum adds its rows one by one: the errors of m additions are about 0.2 √m together.
     most = {"atomics": max(3, 0.5 * told.names["m"] ** 0.5)}
-    for step, (errors, _) in shown.items():
-        assert max(errors) < most.get(step, 3), (step, errors)
-    assert shown.pop("atomics")[1] > 1, "the order changed nothing"
-    assert all(different == 1 for _, different in shown.values())
+    for step, *errors, different in shown:
+        assert max(map(float, errors)) < most.get(step, 3), step
+        assert (int(different) > 1) == (step == "atomics"), "whether the order changes dw"
     blocks, _ = told.tables  # the second is of a record
     assert blocks.loc[8192, "spilled"] == 0 < blocks.loc[8704, "spilled"]
     assert blocks.loc[8704, "block"] == 16384
@@ -486,12 +417,6 @@ def test_numbers_of_the_page_on_steps_that_are_not_bound() -> None:
     assert f"Triton {versions['triton']}" in text
 
 
-def test_the_study_on_steps_measures_the_kernels_of_its_page() -> None:
-    study = study_of("layer_norm_ladder")
-    for name in ("row_forward", "atomic_backward", "simple_backward", "pieces_backward"):
-        assert getattr(study["ours"], name).fn.__code__.co_filename == str(PAGES[LADDER])
-
-
 # --- a backend for torch.compile
 
 LLAMA = "plot_llama_backend"
@@ -507,15 +432,12 @@ def test_the_shortest_backend_is_handed_two_operators(told: Told) -> None:
 
 @on(LLAMA)
 def test_each_version_of_the_layer_has_eagers_error(told: Told) -> None:
-    live, models = told.names["live"], told.names["models"]
+    live = told.names["live"]
     errors = live["error"].astype(float)
     assert (errors < 2 * errors["eager"]).all()
     counts = live["operators"].drop("eager").astype(int)
     assert counts["with one rule"] == counts["thirty lines"] - 1
     assert counts["thirty lines"] > counts["with tiers 1, 2"] > counts["library, tiers 1 to 3"]
-    kinds = [node.op_type for node in models["with tiers 1, 2"].graph.node]
-    assert len(kinds) < len(models["thirty lines"].graph.node) / 2
-    assert any("Attention" in kind for kind in kinds)
 
 
 @on(LLAMA)
@@ -533,12 +455,11 @@ def test_page_and_study_of_the_backend_agree_bit_for_bit(told: Told) -> None:
     names = told.names
     inputs = study["random_tokens"](study["SIZES"]["tiny"], False, "cpu", padding="right")
     layer = study["Llama"](study["SIZES"]["tiny"])
-    with names["torch"].no_grad():
+    with torch.no_grad():
         truth = study["captured"](layer, inputs).truth()
         run, _ = study["prepare"](layer, "roundoff, tier 3")
         theirs, ours = run(*inputs), names["calls"]["library, tiers 1 to 3"]()
-    pairs = [*zip(truth, names["truth"], strict=True), *zip(theirs, ours, strict=True)]
-    assert all(bool((one == other).all()) for one, other in pairs)
+    assert all(map(torch.equal, [*truth, *theirs], [*names["truth"], *ours]))
 
 
 # --- ONNX Runtime under torch.compile
@@ -592,6 +513,7 @@ def test_what_the_page_on_workers_says_of_its_output(told: Told) -> None:
     assert len(set(losses)) == 4, "a number of workers changed no loss"
     assert np.ptp(losses) < 1e-8 * losses[0], "the first eight digits agree"
     assert "different results of three runs: 1\n" in told.text
+    assert names["sums"] == names["received"].tolist()[::4], "what is drawn was received"
     assert "\ngathered, one gradient a worker: 4\n" in told.text
     assert "\nall-reduced, micro-batches of 8: 4\n" in told.text
     assert "\ngathered, micro-batches of 8: 1\n" in told.text
@@ -606,24 +528,11 @@ def test_the_cut_changes_the_loss_and_so_does_the_ring(told: Told) -> None:
     names = told.names
     once, cut, gathered, reduced = names["steps"].values()
     assert np.array_equal(cut, gathered), "sending changes nothing"
-    losses = [names["loss_of"](track[-1]) for track in (once, cut, reduced)]
-    assert len(set(losses)) == 3
-    assert len({f"{loss:.12f}" for loss in losses}) == 3, "the page prints them"
+    losses = {f"{names['loss_of'](track[-1]):.12f}" for track in (once, cut, reduced)}
+    assert len(losses) == 3, "the page prints them"
     # One step, from one start: the cut moves some weights, the ring others.
     assert (once[0] != cut[0]).any()
     assert (gathered[0] != reduced[0]).any()
-
-
-@on(ALL_REDUCE)
-def test_the_ring_that_is_drawn_gives_what_was_received(told: Told) -> None:
-    names = told.names
-    chunks = names["find_orders"](names["workers"], 4, 16, names["torch"].float32)
-    _, axis = plt.subplots()
-    for chunk, drawn in zip(chunks, names["sums"], strict=True):
-        last = int(names["order_text"](chunk.tree)[-1])
-        route = [(last + n) % 4 for n in (3, 2, 1, 0)]
-        assert drawn == names["draw"](axis, route) == names["received"].tolist()[chunk.start]
-    plt.close("all")
 
 
 @on(ALL_REDUCE)
@@ -648,12 +557,9 @@ def test_other_batches_move_weights_more_than_workers(told: Told) -> None:
 def test_page_and_study_on_workers_agree_bit_for_bit(told: Told) -> None:
     study = study_of("all_reduce_order")
     teams, steps = study["backends"](), study["STEPS"]
-    assert steps >= 4
-    train = told.names["train"]
-    for ranks in 1, 4:
-        item = (steps, study["SEED"], "float32")
-        theirs = study["run"](teams, "gloo on cpu", study["train"], [item] * ranks)
-        assert np.array_equal(theirs, train(ranks)[:steps])
+    item = (steps, study["SEED"], "float32")
+    theirs = study["run"](teams, "gloo on cpu", study["train"], [item] * 4)
+    assert np.array_equal(theirs, told.names["train"](4)[:steps])
 
 
 # --- one answer alone, and another in a batch
@@ -664,72 +570,47 @@ NAMED = environment(None)["processor"] == "AMD EPYC" and sys.platform == "linux"
 named = pytest.mark.skipif(not NAMED, reason="the prose says what an AMD EPYC prints")
 
 
-def printed_after(story: Told, label: str) -> list[str]:
-    """What the page prints after a label, line by line."""
-    lines = story.text.splitlines()
-    return [line.removeprefix(label).strip() for line in lines if line.startswith(label)]
-
-
 @on(BATCH)
 def test_what_the_page_on_batches_says_of_its_output(told: Told) -> None:
-    names = told.names
-    assert printed_share(told, "alone, again") == 0, "not chance"
+    names, said = told.names, " ".join(told.text.split())
+    assert "alone, again changed: 0%" in said, "not chance"
     short, long = (len(names["trained"].prompt(names[asked])) for asked in ("SKY", "STORY"))
-    assert (short, long) == (36, 41), "five tokens longer"
-    assert "without rounding, changed: 0%" in told.text, "without rounding nothing changes"
+    assert long - short == 5, "five tokens longer"
+    assert "without rounding, changed: 0%" in said, "without rounding nothing changes"
     # Products are multiples of 2^-12: below 2^12 their sums have 24 bits, in any order.
     rows, weights = (part.double().abs() for part in names["on_grid"])
     assert (rows @ weights.T).max() < 2**12
-
-
-def printed_share(story: Told, name: str) -> float:
-    """Percent of the logits that the page says have changed in one of its cases."""
-    (share,) = re.findall(rf"^{re.escape(name)} +changed: (\d+)%", story.text, re.MULTILINE)
-    return float(share)
-
-
-@on(BATCH)
-def test_the_changed_model_has_one_answer(told: Told) -> None:
-    names = told.names
     assert names["fixed_text"] == names["batch_text"], "alone and in company"
-    for what in ("logits", "product", "attention"):
-        assert printed_after(told, f"{what} equal:") == ["True"]
-    assert told.names["fixed_logits"].shape == told.names["batch_logits"].shape == (12, 49152)
+    assert "logits equal: True product equal: True attention equal: True" in said
 
 
 @on(BATCH)
 @named
 def test_what_the_page_on_batches_says_of_an_epyc(told: Told) -> None:
-    names = told.names
+    names, said = told.names, " ".join(told.text.split())
     assert "Rayleigh scattering" in names["text"]
-    assert "intricate dance" in printed_after(told, "in a batch:")[0]
-    for name in ("asked twice in a batch", "alone, 16 columns"):
-        assert printed_share(told, name) == 0
+    assert re.search("in a batch:.*intricate dance", told.text)
+    shares = dict(re.findall(r"^(\S.*?) +changed: (\d+)%$", told.text, re.MULTILINE))
+    assert shares["asked twice in a batch"] == shares["alone, 16 columns"] == "0"
     for name in ("with the story", "alone, 5 columns of padding"):
-        assert printed_share(told, name) > 95, "nearly every logit"
-    assert "5 columns like the story: True" in told.text
+        assert int(shares[name]) > 95, "nearly every logit"
+    assert "5 columns like the story: True" in said
     # The columns left over decide, not the place of a token among 16 running sums.
     starts = names["starts"]
     pd.testing.assert_series_equal(starts["measured"], starts["predicted"], check_names=False)
     assert starts.index[starts["measured"].isna()].tolist() == [0, 16, 32]
     assert starts["measured"][[5, 12]].tolist() == [27, 32]
     assert starts["measured"].min() > 16, "early tokens keep their results"
-    assert printed_after(told, "12 columns on the right, first changed:") == ["32"], "none moved"
-    assert printed_after(told, "5 left and 7 right, against 12 right:") == ["None"], "all moved"
-    assert printed_after(told, "equal weights, nothing changed:") == ["True"]
+    assert "12 columns on the right, first changed: 32 " in said, "none moved"
+    assert "5 left and 7 right, against 12 right: None " in said, "all moved"
+    assert "equal weights, nothing changed: True" in said
     assert (names["price"]["ratio"].iloc[1:] > 1.1).all(), "the changed model takes longer"
-    narrow = re.search(r"in bfloat16, 5 columns: ([\d.]+)% changed", told.text)
-    assert narrow is not None
-    assert 0 < float(narrow[1]) < 1, "few of the results"
-    assert names["model"].config.num_hidden_layers == 30
-    trees = told.names["trees"]
-    chain = 0
-    for number in range(1, 16):
-        chain = (chain, number)
-    assert trees[8] == chain, "one number after another to one sum"
-    # The first four numbers, then four sums of every fourth number, added at the end.
+    (narrow,) = re.findall(r"in bfloat16, 5 columns: ([\d.]+)% changed", said)
+    assert 0 < float(narrow) < 1, "few of the results"
+    # One number after another; or the first four, then four sums of every fourth number.
+    assert names["order_text"](names["trees"][8]) == " + ".join(map(str, range(16)))
     lanes = "0 + 1 + 2 + 3 + 4 + 8 + 12 + (6 + 10 + 14) + (5 + 9 + 13 + (7 + 11 + 15))"
-    assert told.names["order_text"](trees[1]) == lanes
+    assert names["order_text"](names["trees"][1]) == lanes
 
 
 @on(BATCH)
@@ -762,20 +643,11 @@ def test_what_the_page_on_batches_says_of_its_records() -> None:
 TRAINER = "plot_trainer_sampler"
 
 
-def updates(story: Told) -> list[tuple[int, int]]:
-    """Log-probabilities that differ after each update, and of how many."""
-    found = re.findall(r"after \d updates: (\d+) of (\d+) differ", story.text)
-    return [(int(differ), int(count)) for differ, count in found]
-
-
 @on(TRAINER)
 def test_an_invariant_sampler_and_trainer_agree_after_each_update(told: Told) -> None:
     names = told.names
-    found = updates(told)
-    assert [differ for differ, _ in found] == [0, 0, 0]
-    assert all(count == 4 * (names["TOKENS"] // 2) for _, count in found)
-    torchs = names["ratio"]
-    assert (torchs != 1).float().mean() > 0.9, "hardly any ratio of torch's is 1"
+    assert re.findall(r"updates: (\d+) of", told.text) == ["0", "0", "0"]
+    assert (names["ratio"] != 1).float().mean() > 0.9, "hardly any ratio of torch's is 1"
     before = dict(names["model"].named_parameters())
     moved = [not torch.equal(p, before[n]) for n, p in names["fixed"].named_parameters()]
     assert sum(moved) > len(moved) / 2, "the updates changed weights"
@@ -783,12 +655,10 @@ def test_an_invariant_sampler_and_trainer_agree_after_each_update(told: Told) ->
 
 @on(TRAINER)
 def test_what_the_page_on_trainers_says_of_its_output(told: Told) -> None:
-    names = told.names
     for who in "sampler", "trainer":
-        assert printed_after(told, f"{who}, changed logits:") == ["0"], "it repeats each bit"
-    assert (names["parts"].loc["fixed: attention"] == 0).all(), "attention is the whole cause"
-    lengths = {len(prompt) for prompt in names["prompts"]}
-    assert lengths == {40}, "a server has padded by five columns"
+        assert f"{who}, changed logits: 0\n" in told.text, "it repeats each bit"
+    attention = told.names["parts"].loc["fixed: attention"]
+    assert (attention == 0).all(), "attention is the whole cause"
 
 
 def check_trainer_on_epyc(story: Told) -> None:
@@ -799,7 +669,6 @@ def check_trainer_on_epyc(story: Told) -> None:
         assert 10 < live["tokens, %"][name] < 90, "padding and packing change some tokens"
     assert live["tokens, %"]["cache, token by token"] > 90, "a cache changes nearly all"
     parts = story.names["parts"]
-    assert (parts.loc["fixed: attention"] == 0).all(), "attention is the whole cause"
     assert (parts.loc["fixed: products"] == parts.loc["fixed: nothing"]).all()
     assert parts["cache, %"]["fixed: nothing"] > 10
 
@@ -816,9 +685,7 @@ def test_what_the_page_on_trainers_says_of_the_whole_model(monkeypatch: pytest.M
     monkeypatch.delenv("UNITTEST_GOING", raising=False)
     story = Told(TRAINER)
     check_trainer_on_epyc(story)
-    assert [differ for differ, _ in updates(story)] == [0, 0, 0]
     live, ratio = story.names["live"], story.names["ratio"]
-    assert story.names["model"].config.num_hidden_layers == 30
     assert ((ratio - 1).abs() > 0.1).float().mean() > 0.04
     assert live["outside, %"]["cache, token by token"] > 2 * live["outside, %"].iloc[1:3].max()
 
@@ -829,11 +696,9 @@ def test_what_the_page_on_trainers_says_of_its_records() -> None:
     whole, cache = found.loc["sampler and trainer"], found.loc["cache, token by token"]
     assert whole["low"] < cache["outside"] < whole["high"], "a cache is as bad as the whole"
     assert (found.loc[["the same again", "each text alone"], "different"] == 0).all()
-    runs = tables["runs"].set_index(["way", "seed"])
-    assert (runs.groupby(["way", "seed"]).size() == 6).all(), "six steps"
     assert not tables["runs"].query("way != 'invariant'")["different"].eq(0).any()
-    rewards = [runs["reward"][runs["step"] == step] for step in (0, 5)]
-    assert (rewards[1] > rewards[0]).all(), "all runs learn"
+    first, last = (tables["runs"].query(f"step == {step}")["reward"] for step in (0, 5))
+    assert (last.to_numpy() > first.to_numpy()).all(), "all runs learn"
     tables = record_of(TRAINER, "nvidia-h100-80gb-hbm3").tables
     found = tables["causes"].set_index("cause")["outside"]
     worse = found[["5 columns of padding", "packed into one row"]]
@@ -852,30 +717,21 @@ def test_page_and_study_on_trainers_agree_bit_for_bit(told: Told) -> None:
     model, prompts = names["model"], names["prompts"]
     assert study["asked"](8) == prompts
     with torch.no_grad():
-        ours, theirs = (f(model, prompts, 3) for f in (names["sample"], study["sample"]))
-        assert torch.equal(ours[0], theirs[0])
-        assert torch.equal(ours[1], theirs[1])
-        texts = ours[0][:2]
-        for function in "train", "one_pass":
-            assert torch.equal(names[function](model, texts), study[function](model, texts))
-        for function, number in ("one_pass", 5), ("in_chunks", 1), ("in_chunks", 2):
-            ours, theirs = (of[function](model, texts, number) for of in (names, study))
+        (texts, ours), (_, theirs) = (of["sample"](model, prompts, 3) for of in (names, study))
+        assert torch.equal(ours, theirs)
+        for function, *how in ["train"], ["one_pass", 5], ["in_chunks", 2]:
+            ours, theirs = (of[function](model, texts[:2], *how) for of in (names, study))
             assert torch.equal(ours, theirs)
 
 
-def test_a_clipped_token_has_no_gradient_where_ppo_has_none() -> None:
-    study = study_of("trainer_sampler")
-    ratio = torch.tensor([[0.8, 0.95, 1.0, 1.05, 1.2]] * 2, requires_grad=True)
+def test_a_cure_weighs_the_gradient_of_a_token_as_it_says() -> None:
+    """PPO's clipping has the gradient that autograd finds; an importance weight has a limit."""
+    weights_of = study_of("trainer_sampler")["weights_of"]
+    ratio = torch.tensor([[0.2, 0.95, 1.0, 1.05, 7.0]] * 2, requires_grad=True)
     gain = torch.tensor([[1.0], [-2.0]])
     surrogate = torch.minimum(ratio * gain, ratio.clamp(0.9, 1.1) * gain)
     (slope,) = torch.autograd.grad(surrogate.sum(), ratio)
     # The gradient of a ratio is the ratio times that of the log-probability.
-    weights = study["weights_of"]("clipped", ratio.detach(), gain)
-    torch.testing.assert_close(weights * gain, slope * ratio.detach())
-
-
-def test_an_importance_weight_is_the_ratio_up_to_its_limit() -> None:
-    study = study_of("trainer_sampler")
-    ratio = torch.tensor([[0.2, 0.95, 1.0, 1.5, 7.0]])
-    weights = study["weights_of"]("importance weights", ratio, torch.tensor([[-2.0]]))
-    assert weights.tolist() == torch.tensor([[0.2, 0.95, 1.0, 1.5, 2.0]]).tolist()
+    ratio = ratio.detach()
+    torch.testing.assert_close(weights_of("clipped", ratio, gain) * gain, slope * ratio)
+    assert torch.equal(weights_of("importance weights", ratio, gain), ratio.clamp(max=2))

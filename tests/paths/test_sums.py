@@ -123,10 +123,8 @@ def test_any_bits_add_as_ieee_has_it(dtype: str, given_bits: list[int], random) 
         assert bits(binned(np.concatenate([zeros, x]))) == bits(total)
 
 
-def test_a_float64_sum_past_the_largest_number_comes_back() -> None:
-    x = np.array([1.7e308] * 1000 + [-1.7e308] * 1000 + [1.0, 5e-324])
-    assert float(binned(x)) == 1.0
-    assert float(binned(np.append(x, [1.7e308, 1.7e308]))) == math.inf
+def test_what_goes_to_infinity_and_what_comes_back() -> None:
+    assert float(binned([1.7e308] * 1000 + [-1.7e308] * 1000 + [1.0, 5e-324])) == 1.0
     # Half a unit above the largest number is a tie, which goes to infinity; less does not.
     top, half = np.finfo(float).max, 2.0**970
     assert [float(binned([top, h])) for h in (half, np.nextafter(half, 0))] == [math.inf, top]
@@ -135,21 +133,17 @@ def test_a_float64_sum_past_the_largest_number_comes_back() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_the_sum_is_rounded_once(dtype: str) -> None:
     """A tie with a last bit that float64, or float32, has no place for."""
-    unit = dtype_info(dtype).eps
-    for tail, want in ((0.0, 1.0), (2.0**-60, 1 + unit), (-(2.0**-60), 1.0)):
-        if dtype == "float16":
-            tail *= 2.0**37  # its smallest number is 2**-24
+    unit, tiny = dtype_info(dtype).eps, 2.0 ** RANGE[dtype][0]
+    for tail, want in ((0.0, 1.0), (tiny, 1 + unit), (-tiny, 1.0)):
         x = round_to(np.array([1.0, unit / 2, tail]), dtype, storage=True)
         assert float(binned(x)) == want
-        assert binned(np.stack([x, x])).astype(float).tolist() == [want, want]
 
 
 # -- every layout ---------------------------------------------------------------------------------
 
 
 def test_axes_strides_and_byte_orders() -> None:
-    x = wide(3 * 4 * 50, "float32", np.random.default_rng(2)).astype(np.float32)
-    cube = x.reshape(3, 4, 50)
+    cube = wide(600, "float32", np.random.default_rng(2)).astype(np.float32).reshape(3, 4, 50)
     swapped = cube.astype(cube.dtype.newbyteorder())
     for array in (cube, swapped, cube[::-1, :, ::7], cube.transpose(2, 0, 1)):
         for axis in (-1, 0, (0, 2), (1, -1), None, ()):

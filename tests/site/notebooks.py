@@ -104,10 +104,3 @@ def test_a_notebook_shows_as_many_tables_as_the_page(page: str, ran: dict, site:
     html = (site / f"{page}.html").read_text("utf-8")
     assert len(tables) == html.count('class="output_subarea') > 0
     assert not [output for output in outputs if output["output_type"] == "error"]
-
-
-def test_the_first_cell_installed_roundoff_from_the_site(python: Path, ran: dict) -> None:
-    where = run(
-        python, "-m", "pip", "show", "-f", "roundoff", cwd=python.parent, env=reader(python.parent)
-    )
-    assert "roundoff/page/measurement.py" in where.stdout

@@ -1,8 +1,6 @@
 """The built fast site, as a reader's browser sees it."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -144,16 +142,18 @@ def test_pages_open_alone_and_fit(site: Path, address: str, tab) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def every(few: Callable[[Path], list[str]], reason: str, many: Callable[[Path], list[str]]) -> Any:
-    """Runs a test on a few pages, and where it is slow, on more."""
-    slow = pytest.param(many, marks=pytest.mark.slow(reason=reason), id="more")
-    return pytest.mark.parametrize("names", [pytest.param(few, id="few"), slow])
-
-
-@every(
-    lambda site: ["index.html", "results.html", "install.html"],
-    "axe takes seconds a page; pages are of three makings, looked at above",
-    some,
+@pytest.mark.parametrize(
+    "names",
+    [
+        lambda site: ["index.html", "results.html", "install.html"],
+        pytest.param(
+            some,
+            marks=pytest.mark.slow(
+                reason="axe takes seconds a page; pages are of three makings, looked at above"
+            ),
+        ),
+    ],
+    ids=["few", "more"],
 )
 def test_a_page_has_no_serious_violation_of_accessibility(site, address, tab, axe, names) -> None:
     wrong = []
@@ -218,15 +218,10 @@ REACHABLE = """() => [...document.querySelectorAll(
     })"""
 
 
-@every(
-    lambda site: ["index.html", "results.html", studies(site)[0]],
-    "studies are of one making: the longest is tried above",
-    lambda site: ["glossary.html", *studies(site)[1:]],
-)
-def test_the_keyboard_alone_reaches_everything(site: Path, address: str, tab, names) -> None:
+def test_the_keyboard_alone_reaches_everything(site: Path, address: str, tab) -> None:
     wrong = []
     look(tab, *LOOKS[0])
-    for name in names(site):
+    for name in ["index.html", "results.html", studies(site)[0]]:
         visit(tab, f"{address}/{name}")
         expected = tab.evaluate(
             # Of a group of radio buttons the chosen one is a stop; arrows lead to the others.

@@ -37,10 +37,6 @@ def test_notebooks_hold_markdown_and_the_cells_of_their_script(site: Path) -> No
         for source in [*code, ""]:
             between, _, rest = rest.partition(source) if source else (rest, "", "")
             assert not re.search(r"^[^#\n]", between, re.MULTILINE), "a cell is left out"
-        with zipfile.ZipFile(script.with_suffix(".zip")) as zipped:
-            assert {n: zipped.read(n) for n in zipped.namelist()} == {
-                path.name: path.read_bytes() for path in (script, notebook)
-            }
 
 
 def test_the_wheel_is_the_library(site: Path) -> None:

@@ -36,7 +36,7 @@ def test_page_and_study_agree(monkeypatch, capsys) -> None:
     assert "off by 0.00974 %" in capsys.readouterr().out  # its own cell
 
 
-@pytest.mark.slow(reason="three builds of a small site; the two files are run above")
+@pytest.mark.slow(reason="two builds of a small site; the two files are run above")
 def test_a_copy_is_recorded_and_built_alone(tmp_path: Path) -> None:
     machine = machine_name(environment())
     # The page leads to a label of the site, whose home has a figure of a page that has not run.
@@ -53,15 +53,7 @@ def test_a_copy_is_recorded_and_built_alone(tmp_path: Path) -> None:
     assert status == 0, said
     html = site.html(PAGE.stem).read_text("utf-8")
     assert 'href="#evidence-drift"><strong>0.96 %</strong>' in html
-    # What is false fails the build: a number of the page, and the record of a true page.
     site.pages[PAGE.stem].write_text(text.replace("0.96 %", "0.97 %"))
-    refused = [site.build(*alone)]
-    site.pages[PAGE.stem].write_text(text)
-    (path,) = (tmp_path / "src" / "roundoff" / "recorded").glob("*/*.json")
-    path.write_text(path.read_text("utf-8").replace('"test": true', '"test": false'), "utf-8")
-    refused.append(site.build(*alone))
-    for (status, said), why in zip(
-        refused, ["0.97 % is printed", "its test is false"], strict=True
-    ):
-        assert status != 0
-        assert why in said
+    status, said = site.build(*alone)
+    assert status != 0
+    assert "0.97 % is printed" in said

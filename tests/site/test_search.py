@@ -1,14 +1,8 @@
 """What a reader types, in a browser: the page that answers it comes first."""
 
 import re
-import sys
 
 import pytest
-
-from .conftest import ROOT
-
-sys.path.insert(0, str(ROOT / "conf"))
-import search
 
 pytestmark = pytest.mark.site
 
@@ -85,11 +79,3 @@ def test_what_is_shown_of_a_page_is_its_prose(address: str, tab) -> None:
     shown = tab.locator("ul.search p.context").all_inner_texts()
     assert shown
     assert not [text for text in shown if re.search(r"^import \w+$|>>> ", text, re.M)]
-
-
-def test_the_index_holds_what_readers_may_type_instead() -> None:
-    words = search.Words({}).split("ONNX Runtime and PyTorch: TensorFloat-32, float16, LayerNorm")
-    typed = ("ort", "onnxruntime", "torch", "tf32", "fp16", "half", "layer", "norm")
-    assert not set(typed) - set(words)
-    assert "fp16" not in search.Words({}).split("half an ULP")
-    assert "allreduce" in search.Words({}).split("an all-reduce")

@@ -2,7 +2,8 @@
 
 Ours, as the extensions do less: sphinxext-opengraph describes a page of the reference by its
 headings, as it skips what autodoc writes; sphinx-notfound-page leaves the links in the text of its
-page relative. Open Graph's absolute addresses need to know where the site is published.
+page relative; sphinx-sitemap's second build lists only the pages that it wrote again. The canonical
+address, Open Graph's absolute ones and ``sitemap.xml`` need to know where the site is published.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from urllib.parse import urlsplit
 
 from docutils import nodes
 from sphinx.application import Sphinx
+
+# Made by the machine, for the machine's own use.
+_ASIDE = ("genindex", "py-modindex", "search", "404")
 
 
 def description(tree: nodes.Node, length: int = 200) -> str:
@@ -56,10 +60,24 @@ def describe(
     shown += [f'<meta property="{k}" content="{html.escape(v)}">' for k, v in tags.items()]
     if pagename == "404":  # it is shown at any depth
         shown.insert(0, f'<base href="{urlsplit(config.html_baseurl).path or "/"}">')
+    if pagename in _ASIDE:
+        shown.append('<meta name="robots" content="noindex">')
     context["metatags"] = context.get("metatags", "") + "\n".join(shown) + "\n"
 
 
+def list_pages(app: Sphinx, exception: Exception | None) -> None:
+    """Write the addresses of all pages for search engines."""
+    site = app.config.html_baseurl
+    if exception or app.builder.format != "html" or not site:
+        return
+    names = sorted(app.env.found_docs - set(_ASIDE))
+    pages = [f"<url><loc>{site}{app.builder.get_target_uri(name)}</loc></url>" for name in names]
+    lines = ['<urlset xmlns="http://www.sitemaps.org/schemas/sitemap/0.9">', *pages, "</urlset>"]
+    Path(app.outdir, "sitemap.xml").write_text("\n".join(lines) + "\n", "utf-8")
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Connect the step."""
+    """Connect the steps."""
     app.connect("html-page-context", describe)
+    app.connect("build-finished", list_pages)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -98,6 +98,13 @@ def stamp() -> str:
     return digest.hexdigest()
 
 
+def drop_names_that_went(app: Sphinx) -> None:
+    """A page that the reference no longer lists fails the build: nothing leads to it."""
+    for page in Path(app.srcdir, "generated").glob("*.rst"):
+        if page.stem not in Path(app.srcdir, "api.rst").read_text("utf-8").split():
+            page.unlink()
+
+
 def forget_stale_pages(app: Sphinx) -> None:
     """Drop the mark "this page has run" where it no longer means anything.
 
@@ -193,7 +200,8 @@ def spare_forks() -> None:
 def setup(app: Sphinx) -> dict[str, bool]:
     """Connect the hooks; the first ones must come before Sphinx-Gallery's own."""
     spare_forks()
-    app.connect("builder-inited", forget_stale_pages, priority=0)
+    app.connect("builder-inited", drop_names_that_went, priority=0)
+    app.connect("builder-inited", forget_stale_pages, priority=1)
     app.connect("doctree-read", keep_places)
     app.connect("env-updated", shorten_sidebar)
     app.connect("html-page-context", finish_page, priority=900)

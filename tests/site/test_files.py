@@ -129,6 +129,8 @@ def test_a_published_site_names_its_addresses(tmp_path: Path) -> None:
     assert '<link rel="canonical" href="https://example.org/below/a.html"' in page
     assert '<meta property="og:url" content="https://example.org/below/a.html">' in page
     assert '<meta name="description" content="What it says.">' in page
+    listed = re.findall("<loc>(.*?)</loc>", (tmp_path / "out/sitemap.xml").read_text("utf-8"))
+    assert listed == [f"https://example.org/below/{name}.html" for name in ("a", "index")]
     wrong = (tmp_path / "out" / "404.html").read_text("utf-8")
     before, base, after = wrong.partition('<base href="/below/">')
     assert base, "a wrong address can be at any depth: relative links would be dead"

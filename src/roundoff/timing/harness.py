@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 import pandas as pd
 import torch
+from tqdm import tqdm
 
 from roundoff.arguments import check_device, check_number, check_whole
 from roundoff.errors import ArgumentError, UnsupportedError
@@ -138,20 +139,23 @@ def measure(
 
         rng, samples = np.random.default_rng(seed), list[np.ndarray]()
         check, start = min_rounds, clock()
-        while True:
-            row = np.empty(len(timed))
-            for j in rng.permutation(len(timed)):
-                call, n = timed[j]
-                row[j] = sample(call, 1) / n if cuda_graph else sample(call, n)
-            samples.append(row)
-            last = clock() - start >= budget_s or len(samples) >= max_rounds
-            # A check after every round would stop at a lucky one: check ever more rarely.
-            if len(samples) >= check or (last and len(samples) >= min_rounds):
-                frame = pd.DataFrame(np.array(samples), columns=list(callables))
-                timings = Timings((frame,), precision, seed, moved)
-                if timings.is_precise or last:
-                    return timings
-                check = math.ceil(1.3 * len(samples))
+        # disable=None: a bar in a terminal only
+        with tqdm(total=max_rounds, disable=None, leave=False, unit="round") as bar:
+            while True:
+                row = np.empty(len(timed))
+                for j in rng.permutation(len(timed)):
+                    call, n = timed[j]
+                    row[j] = sample(call, 1) / n if cuda_graph else sample(call, n)
+                samples.append(row)
+                bar.update()
+                last = clock() - start >= budget_s or len(samples) >= max_rounds
+                # A check after every round would stop at a lucky one: check ever more rarely.
+                if len(samples) >= check or (last and len(samples) >= min_rounds):
+                    frame = pd.DataFrame(np.array(samples), columns=list(callables))
+                    timings = Timings((frame,), precision, seed, moved)
+                    if timings.is_precise or last:
+                        return timings
+                    check = math.ceil(1.3 * len(samples))
 
 
 @contextlib.contextmanager

@@ -410,7 +410,8 @@ def test_the_file_of_a_reader_is_compared(
     for begins in ("first differs at node: ", "nearer the truth: ", "advice: "):
         assert f"\n{begins}" in f"\n{said}"
     # "or feeds={name: array}", and the errors that it gives.
-    evaluator = roundoff.TorchOnnxEvaluator("model.onnx")
+    provider = "CUDAExecutionProvider" if torch.cuda.is_available() else "CPUExecutionProvider"
+    evaluator = roundoff.TorchOnnxEvaluator("model.onnx", [provider])
     feeds = {evaluator.input_names[0]: example[0].numpy()}
     found = roundoff.compare_runtimes("model.onnx", feeds=feeds).outputs
     truth = copy.deepcopy(module).double()(example[0].double())

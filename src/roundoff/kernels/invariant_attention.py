@@ -248,7 +248,7 @@ def _read(mask: torch.Tensor, batch: int, queries: int, keys: int) -> Seen:
     if not whole.numel():
         none = torch.zeros(batch, queries, dtype=torch.int32, device=mask.device)
         return Seen(none, none)
-    place = torch.arange(keys, dtype=torch.int32, device=mask.device)
+    place = torch.arange(keys, device=mask.device)
     last = torch.where(whole, place + 1, 0).amax(-1)
     first = torch.minimum(torch.where(whole, place, keys).amin(-1), last)
     last = torch.where(last - first > whole.sum(-1), -1, last)
@@ -259,7 +259,7 @@ def _read(mask: torch.Tensor, batch: int, queries: int, keys: int) -> Seen:
             expected="a stretch of the keys",
             hint="padding on the left of the prompts",
         )
-    return Seen(first, last)
+    return Seen(first.to(torch.int32), last.to(torch.int32))
 
 
 # The computation. -----------------------------------------------------------------------------

@@ -166,10 +166,7 @@ def compare(m, n, dtype, labels):
 TELLING = [1024, 4096, 8192, 8704, 12288, 15872]
 WIDE = [16384, 24576, 32768, 65536, 131072]
 WIDTHS = [*range(1024, 15873, 512), *WIDE] if gpu else [256]
-# inductor and QuACK compile for each width: they run at eleven of 35.
 ALL = list(norms) if gpu else ["torch"]
-EACH = [label for label in ALL if label not in ("inductor", "QuACK")]
-CHOICE = dict.fromkeys([*TELLING, *WIDE], ALL)
 LEAD = ["best", "lead", "lead low", "lead high"]
 
 
@@ -180,9 +177,11 @@ def speed():
     for n in WIDTHS:
         # As many rows as make 256 MiB a tensor, and no more than those of the benchmark.
         m = min(ROWS, 2**27 // n) if gpu else 64
-        labels = CHOICE.get(n, EACH)
-        if gpu and n in TELLING:
-            labels = [*labels, "lesson"]
+        # inductor and QuACK compile for each width: they run at eleven of 35.
+        slow = () if n in TELLING + WIDE else ("inductor", "QuACK")
+        labels = [label for label in ALL if label not in slow]
+        if n in TELLING:
+            labels.append("lesson")
         rows += compare(m, n, torch.float16, labels)
     columns = ["direction", "M", "N", *RATES, "lesson", "ceiling", "of ceiling", *LEAD]
     return pd.DataFrame(rows).reindex(columns=columns)

@@ -248,7 +248,7 @@ def words(args):
     trained = load_trained(layers=LAYERS)
     asked, model = [trained.prompt(text) for _, text in prompts(3)], trained.model(device=DEVICE)
     texts = {"first": asked[:1], "another length": asked[1:2], "two at once": asked[1:]}
-    plain, rows, graphs = model.forward, [], []
+    plain, graphs = model.forward, []
     backend = partial(onnx_custom_backend, storage={"instance": graphs})
     compiled = torch.compile(plain, backend=backend, dynamic=True)
     write = partial(text_of, model, tokens=6 if QUICK else 48, disable_compile=True)
@@ -258,15 +258,19 @@ def words(args):
         written, first = write(texts[name])
         _, again = write(texts[name])
         model.forward = plain
-        rows.append(
-            {"cache": "growing", "asked": name, "layers": trained.config.num_hidden_layers}
-            | {"processor": PROCESSOR}
-            | {"tokens": written.numel(), "other words": int((written != eager).sum())}
-            | {"conversions": len(graphs) - known}
-            | {"first run": first, "known run": again, "eager run": usual}
-        )
+        yield {
+            "cache": "growing",
+            "asked": name,
+            "layers": trained.config.num_hidden_layers,
+            "processor": PROCESSOR,
+            "tokens": written.numel(),
+            "other words": int((written != eager).sum()),
+            "conversions": len(graphs) - known,
+            "first run": first,
+            "known run": again,
+            "eager run": usual,
+        }
     torch._dynamo.reset()
-    return rows
 
 
 # --- generate, as people call it
@@ -298,7 +302,7 @@ CALLS = {
 
 
 @functools.cache
-def caller(way, count):
+def caller(count, way):
     """What writes texts in one of the ways, made once in each process."""
     trained = load_trained(layers=LAYERS)
     model = trained.model(getattr(torch, TEXTS_IN), device=DEVICE)
@@ -309,9 +313,9 @@ def caller(way, count):
     return partial(text_of, model, asked, WRITTEN, **options)
 
 
-def write(way, count):
+def write(count, way):
     """A text, in a process that one way has for itself, and seconds."""
-    written, seconds = caller(way, count)()
+    written, seconds = caller(count, way)()
     return tuple(map(tuple, written.tolist())), seconds
 
 
@@ -342,13 +346,11 @@ def race():
         # Symbolic sizes take longest to trace: one row tells.
         if count == 1 or way not in ("inductor", "roundoff")
     }
-    begun = {task: pool.submit(write, task[1], task[0]) for task, pool in pools.items()}
+    begun = {task: pool.submit(write, *task) for task, pool in pools.items()}
     made = {task: [first.result()] for task, first in begun.items()}
-    for count in QUESTIONS:
-        for _ in range(ROUNDS + 1):  # a CUDA graph is recorded while the second text is written
-            for (number, way), pool in pools.items():
-                if number == count:
-                    made[number, way].append(pool.submit(write, way, number).result())
+    for _ in range(ROUNDS + 1):  # a CUDA graph is recorded while the second text is written
+        for task, pool in pools.items():
+            made[task].append(pool.submit(write, *task).result())
     for pool in pools.values():
         pool.shutdown()
     return made
@@ -357,7 +359,7 @@ def race():
 @study.table(part="processor", times=["first text", "tokens/s", "× eager", "low", "high"])
 def generate(args):
     """generate, as it is called: seconds of the first text, tokens a second, and its text."""
-    made, trained, rows = race(), load_trained(layers=LAYERS), []
+    made, trained = race(), load_trained(layers=LAYERS)
     truth = Float64Llama(trained, DEVICE)
     for (count, way), found in made.items():
         texts, seconds = zip(*found, strict=True)
@@ -365,24 +367,21 @@ def generate(args):
         timed, asked = seconds[2:], [trained.prompt(words) for _, words in prompts(count)]
         ratios = [b / a for a, b in zip(timed, base[2:], strict=True)]
         other = torch.tensor(texts[-1]) != torch.tensor(usual[-1])
-        rows.append(
-            {
-                "optimization": way,
-                "dtype": TEXTS_IN,
-                "batch": count,
-                "tokens": count * WRITTEN,
-                "behind": max(behind(truth, asked, text) for text in set(texts)),
-                "not eager's": int(other.sum()),
-                "different texts": len(set(texts)),
-                "first text": seconds[0],
-                "tokens/s": count * WRITTEN / median(timed),
-                "× eager": median(ratios),
-                "low": min(ratios),
-                "high": max(ratios),
-                "processor": PROCESSOR,
-            }
-        )
-    return rows
+        yield {
+            "optimization": way,
+            "dtype": TEXTS_IN,
+            "batch": count,
+            "tokens": count * WRITTEN,
+            "behind": max(behind(truth, asked, text) for text in set(texts)),
+            "not eager's": int(other.sum()),
+            "different texts": len(set(texts)),
+            "first text": seconds[0],
+            "tokens/s": count * WRITTEN / median(timed),
+            "× eager": median(ratios),
+            "low": min(ratios),
+            "high": max(ratios),
+            "processor": PROCESSOR,
+        }
 
 
 # --- Values: what pages may print. Name, datum and statistic, table, column; rows; a test. -------

@@ -12,11 +12,9 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from docutils import nodes
-from sphinx.addnodes import tabular_col_spec, toctree
+from sphinx.addnodes import toctree
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
-from sphinx.ext.autosummary import autosummary_table, autosummary_toc
 
 import roundoff
 from roundoff.page import use_style
@@ -142,17 +140,6 @@ def finish_page(
     context["body"] = body.replace("<img ", '<img loading="lazy" ')
 
 
-_TRACELESS = (nodes.comment, tabular_col_spec, autosummary_table, autosummary_toc)
-
-
-def keep_places(app: Sphinx, tree: nodes.document) -> None:
-    """Give the place of a module to its section: what follows the directive may leave no trace."""
-    for node in list(tree.findall(nodes.Element)):
-        if isinstance(node, _TRACELESS) and node["ids"]:
-            node.parent["ids"] += node["ids"]
-            node["ids"] = []
-
-
 def shorten_sidebar(app: Sphinx, env: BuildEnvironment) -> None:
     """The sidebar of a page has the reference, not each of its names: that page lists them."""
     if reference := env.tocs.get("api"):
@@ -194,7 +181,6 @@ def setup(app: Sphinx) -> dict[str, bool]:
     """Connect the hooks; the first ones must come before Sphinx-Gallery's own."""
     spare_forks()
     app.connect("builder-inited", forget_stale_pages, priority=0)
-    app.connect("doctree-read", keep_places)
     app.connect("env-updated", shorten_sidebar)
     app.connect("html-page-context", finish_page, priority=900)
     app.connect("build-finished", finished, priority=999)

@@ -28,11 +28,12 @@ from roundoff.script import unit_test_going
 from roundoff.timing import measure, torch_precision
 
 fast, GPU = unit_test_going(), torch.cuda.is_available()
-DEVICE, PART = ("cuda", "gpu") if GPU else ("cpu", "cpu")
+DEVICE = "cuda" if GPU else "cpu"
 study = Study(
     "plot_bits_to_words",
     "Texts of a trained model in several types and ways: errors, tokens and texts that change.",
     on="nvidia-h200",
+    part="gpu" if GPU else "cpu",
 )
 PROMPTS = 2 if fast else 32
 TOKENS = 4 if fast else 128 if GPU else 64  # of each text
@@ -153,7 +154,7 @@ def followed():
     return along, pd.concat(along.steps).groupby(["dtype", "way"], sort=False)
 
 
-@study.table(part=PART)
+@study.table()
 def ways(args):
     """Each way: error of the logits in ε × RMS, and the share of the tokens that differ."""
     along, groups = followed()
@@ -163,7 +164,7 @@ def ways(args):
         yield {"dtype": dtype, "way": way, "rms error": error, "flips": steps["differs"].mean()}
 
 
-@study.table(part=PART)
+@study.table()
 def survival(args):
     """The share of texts that are still float64's, token by token, each prompt alone."""
     for dtype in "float32", "float16", "bfloat16":
@@ -177,7 +178,7 @@ def survival(args):
 # --- What predicts them: the gap between the two largest logits. ---------------------------------
 
 
-@study.table(part=PART)
+@study.table()
 def predicted(args):
     """With a normal error whose σ is that of the other half of the prompts: tokens expected."""
     along, groups = followed()
@@ -200,7 +201,7 @@ def predicted(args):
 # --- Batches: what a notebook writes, one prompt alone, against what a server writes. ------------
 
 
-@study.table(part=PART)
+@study.table()
 def server(args):
     """Texts in bfloat16 that differ from the same prompt's alone, in a batch."""
     model = model_of("bfloat16")
@@ -225,7 +226,7 @@ def surprise(model, passages):
     return torch.cat(each)
 
 
-@study.table(part=PART)
+@study.table()
 def quality(args):
     """The change of the perplexity from float64, as a logarithm, with a 95 % interval."""
     tokenizer = trained().tokenizer
@@ -241,7 +242,7 @@ def quality(args):
 # --- The price. ----------------------------------------------------------------------------------
 
 
-@study.table(part=PART, times=["× bfloat16", "low", "high"])
+@study.table(times=["× bfloat16", "low", "high"])
 def costs(args):
     """Time of one token, without earlier ones, over bfloat16's.
 
@@ -263,7 +264,7 @@ def costs(args):
 # --- How near to the end of float16 the largest values are. --------------------------------------
 
 
-@study.table(part=PART)
+@study.table()
 def layers(args):
     """The largest value after each layer of the trained model."""
     ids = torch.tensor([asked()[0][: 8 if fast else None]], device=DEVICE)

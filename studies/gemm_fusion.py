@@ -29,13 +29,14 @@ from roundoff.timing import copies, free_memory, measure, pool, torch_precision
 
 quick = unit_test_going()
 GPU = torch.cuda.is_available() and bool(available(["CUDAExecutionProvider"]))
-PART, DEVICE = ("gpu", "cuda") if GPU else ("cpu", "cpu")
+DEVICE = "cuda" if GPU else "cpu"
 SIZES = "32,64,128" if quick else "256,512,1024,2048,4096,8192" if GPU else "256,512,1024"
 
 study = Study(
     "plot_gemm_fusion",
     "One large Gemm or several small ones: times, bits and errors in ONNX Runtime and PyTorch.",
     on="nvidia-h200",
+    part="gpu" if GPU else "cpu",
     config=(SIZES, "sides of the squares"),
     itype=("1,10,16" if GPU else "1", "ONNX types: 1 (float32), 10 (float16), 16 (bfloat16)"),
     warmup=(3, "least calls before the first round", 0),
@@ -217,7 +218,7 @@ tokens = (1, 16) if quick else (1, 4, 16, 64, 256, 1024, 4096) if GPU else (1, 1
 LAYERS = {"gate-up": (width * 11 // 4,) * 2, "QKV": (width, width // 4, width // 4)}
 
 
-@study.table(part=PART, times=["ratio", "low", "high", "median"])
+@study.table(times=["ratio", "low", "high", "median"])
 def times(args):
     """A row for each case and way: milliseconds, ratio to ORT's unfused time, errors."""
     stream = torch.cuda.Stream() if GPU else None  # ONNX Runtime computes on it, too

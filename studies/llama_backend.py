@@ -37,6 +37,7 @@ study = Study(
     "plot_llama_backend",
     "A Llama layer in eager torch, in inductor and in ONNX Runtime: times, errors, memory.",
     on="nvidia-h200",
+    part="processor",
 )
 full = cuda and not unit_test_going()
 CONFIG, BUDGET_S = ("medium", 4.0) if full else ("tiny", 0.2)  # of measuring each precision
@@ -187,7 +188,7 @@ def contest(chosen, precision, config=CONFIG):
 TIMES = ["median", "× inductor", "low", "high", "memory", "products"]
 
 
-@study.table(part="processor", times=TIMES)
+@study.table(times=TIMES)
 def times(args):
     """One call: time, its ratio to inductor's, error of the hidden state, operators, memory.
 
@@ -204,7 +205,7 @@ def times(args):
     return rows
 
 
-@study.table(part="processor", times=TIMES)
+@study.table(times=TIMES)
 def autotuned(args):
     """Inductor's ``max-autotune``, which takes minutes to compile, beside its ``reduce-overhead``.
 
@@ -220,7 +221,7 @@ def attention_alone(tier):
     return tuple(r for r in fusion_rules(tier) if tier == "default" or r.name == "Attention")
 
 
-@study.table(part="processor", times=TIMES)
+@study.table(times=TIMES)
 def separated(args):
     """The converted layer with one thing taken away: starts of kernels, attention, the rest.
 
@@ -238,7 +239,7 @@ def separated(args):
 # --- What compiling costs. -----------------------------------------------------------------------
 
 
-@study.table(part="processor", times=["first length", "known length"])
+@study.table(times=["first length", "known length"])
 def costs(args):
     """Seconds of the first call and of a later one, of small layers; ``dynamic=True``."""
     small, depth = SIZES["small" if full else "tiny"], 2 if full else 0

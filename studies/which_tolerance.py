@@ -34,6 +34,7 @@ study = Study(
     "plot_which_tolerance",
     "How often a tolerance fails a correct result, and which faults it lets pass.",
     on="amd-epyc-2-cores",
+    part="cpu",
 )
 FRESH, FEEDS = (20, 5) if fast else (300, 40)  # inputs of each model, and of each fault
 
@@ -346,7 +347,7 @@ def rejected(name, dtype, runs):
     return failed
 
 
-@study.table(part="cpu")
+@study.table()
 def alarms(args):
     """Of fresh inputs of a correct model, those that fail."""
     for name, dtype in product(MODELS, TYPES):
@@ -358,7 +359,7 @@ def alarms(args):
             yield case | {"method": method, "failed": count}
 
 
-@study.table(part="cpu")
+@study.table()
 def faults(args):
     """Of inputs of a wrong model, those on which it is caught; its size over the output's RMS."""
     for (name, fault), dtype in product(FAULTS.items(), TYPES):
@@ -379,7 +380,7 @@ def faults(args):
 # --- How sharp a bound is, and where a tolerance is of no use. -----------------------------------
 
 
-@study.table(part="cpu")
+@study.table()
 def sharp(args):
     """How much of its bound a sum of chosen terms reaches."""
     terms, u = 1000, 2.0**-24
@@ -405,7 +406,7 @@ def norm(x, one_pass):
     return (x - mean) / (variance + 1e-5).sqrt()
 
 
-@study.table(part="cpu")
+@study.table()
 def limits(args):
     """Inputs on which a result exceeds a tolerance: correct results that fail, faults caught."""
     count = min(FRESH, 100)

@@ -54,6 +54,7 @@ study = Study(
     "plot_whole_model",
     "A trained model in eager PyTorch, inductor and ONNX Runtime: times, costs, texts.",
     on="nvidia-h200",
+    part="processor",
 )
 LAYERS = 1 if QUICK else None  # all
 #: Rows of a decode step; types, after the first without CUDA graphs; seconds for each case.
@@ -215,13 +216,13 @@ def contests():
     return pd.DataFrame(found)
 
 
-@study.table(part="processor", times=RATIOS)
+@study.table(times=RATIOS)
 def times(args):
     """Time over inductor's and tokens a second, by case and batch."""
     return contests().drop(columns=APART)
 
 
-@study.table(part="processor", times=APART)
+@study.table(times=APART)
 def costs(args):
     """Seconds of the first call; memory beside the model."""
     same = ["case", "dtype", "batch", "optimization", "processor"]
@@ -242,7 +243,7 @@ def text_of(model, asked, tokens, **options):
     return written, time.perf_counter() - start
 
 
-@study.table(part="processor", times=["first run", "known run", "eager run"])
+@study.table(times=["first run", "known run", "eager run"])
 def words(args):
     """Greedy texts in float32: tokens, those that differ from eager's, conversions, seconds."""
     trained = load_trained(layers=LAYERS)
@@ -356,7 +357,7 @@ def race():
     return made
 
 
-@study.table(part="processor", times=["first text", "tokens/s", "× eager", "low", "high"])
+@study.table(times=["first text", "tokens/s", "× eager", "low", "high"])
 def generate(args):
     """generate, as it is called: seconds of the first text, tokens a second, and its text."""
     made, trained = race(), load_trained(layers=LAYERS)

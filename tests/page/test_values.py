@@ -89,9 +89,9 @@ ENV = {
 
 
 def study(rows: Callable[[Any], Any] = lambda args: ROWS) -> Study:
-    made = Study("plot_x", "Sums.", on="some-2-cores", length=(8, "values", 1))
-    made.table("t", part="cpu", times=["ratio", "low", "high"])(rows)
-    made.table("u", part="cpu")(lambda args: [{"length": args.length}])
+    made = Study("plot_x", "Sums.", on="some-2-cores", part="cpu", length=(8, "values", 1))
+    made.table("t", times=["ratio", "low", "high"])(rows)
+    made.table("u")(lambda args: [{"length": args.length}])
     made.value(
         "results",
         "results of np.sum",

@@ -25,7 +25,7 @@ from roundoff.dtypes import DTYPES, onnx_dtype_to_torch_dtype
 from roundoff.ort import available, session
 from roundoff.page.measurement import Study
 from roundoff.script import unit_test_going
-from roundoff.timing import copies, free_memory, measure, pool, torch_precision
+from roundoff.timing import copies, measure, pool, torch_precision
 
 quick = unit_test_going()
 GPU = torch.cuda.is_available() and bool(available(["CUDAExecutionProvider"]))
@@ -150,8 +150,7 @@ def buffers_of(case, touched, seed):
     dtype = onnx_dtype_to_torch_dtype(case.itype)
     x = normal(case.m, case.k).to(dtype)
     weights = [normal(case.k, n).div_(case.k**0.5).to(dtype) for n in case.widths]
-    room = int(free_memory(DEVICE) // 8 // touched)
-    for _ in range(max(1, min(copies(touched, DEVICE, most=4 if quick else 64), room))):
+    for _ in range(copies(touched, DEVICE, most=4 if quick else 64)):
         yield x.clone(), [w.clone() for w in weights], torch.cat(weights, 1)
 
 

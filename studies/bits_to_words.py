@@ -22,7 +22,7 @@ from scipy.special import ndtr
 from scipy.stats import binomtest
 from torch.nn.functional import linear
 
-from roundoff.models import PASSAGES, Float64Llama, GraphStep, decode, load_trained, prompts
+from roundoff.models import PASSAGES, Float64Llama, decode, load_trained, prompts
 from roundoff.page.measurement import Study
 from roundoff.script import unit_test_going
 from roundoff.timing import measure, torch_precision
@@ -111,7 +111,6 @@ class Along:
     def follow(self, dtype, way, model, batch):
         """Run one way along the texts; compare its logits with those, token by token."""
         z = torch.zeros(self.shape, dtype=model.dtype, device=DEVICE)
-        step = GraphStep(model) if GPU else None
         for rows in batches(len(self.asked), batch):
             places = torch.tensor(rows, device=DEVICE)
             decode(
@@ -120,7 +119,6 @@ class Along:
                 self.tokens,
                 follow=self.truth.tokens[rows],
                 observe=lambda i, logits, places=places: z[:, i].index_copy_(0, places, logits),
-                step=step,
                 length=max(map(len, self.asked)) if batch > 1 else 0,
             )
         z, exact = z[self.written], self.exact[self.written]
@@ -205,12 +203,11 @@ def predicted(args):
 def server(args):
     """Texts in bfloat16 that differ from the same prompt's alone, in a batch."""
     model = model_of("bfloat16")
-    alone, together = (GraphStep(model) if GPU else None for _ in range(2))
-    right = torch.cat([decode(model, [p], TOKENS, step=alone).tokens for p in asked()])
+    right = torch.cat([decode(model, [p], TOKENS).tokens for p in asked()])
     written = torch.empty_like(right)
     for rows in batches(PROMPTS, SERVED):
         given = [asked()[row] for row in rows]
-        written[rows] = decode(model, given, TOKENS, follow=right[rows], step=together).tokens
+        written[rows] = decode(model, given, TOKENS, follow=right[rows]).tokens
     return [{"batch": SERVED, "texts": int((written != right).any(1).sum())}]
 
 

@@ -197,16 +197,13 @@ def contest(model, case, batch, chosen):
 @functools.cache
 def contests():
     """A row for each case, type and way, once for both tables."""
-    trained, text, _ = loaded()
     plain = ("inductor", "roundoff")[QUICK:]
     graphs = (GRAPH, BEST)[QUICK:] if CUDA else ()
-    with torch.no_grad():  # what a first compilation imports is no part of the others
-        for way in plain + graphs:
-            torch.compile(torch.nn.Linear(4, 4, device=DEVICE), **WAYS[way])(text[:, :4].float())
+    # The first call of the prefill imports what compiling needs.
     cases = [("prefill", 4 if CUDA else 1), *(("decode", batch) for batch in BATCHES)]
     found = []
     for dtype in DTYPES:
-        model = trained.model(getattr(torch, dtype), device=DEVICE)
+        model = loaded()[0].model(getattr(torch, dtype), device=DEVICE)
         for case, batch in cases if dtype == DTYPES[0] else cases[:2]:
             # On a GPU compiling takes most of the time: each case has the ways that tell most.
             replayed = graphs if case == "decode" and dtype == DTYPES[0] else ()

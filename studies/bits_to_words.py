@@ -89,11 +89,6 @@ def asked():
 # --- Ways along float64's texts. -----------------------------------------------------------------
 
 
-def batches(given, count):
-    """Prompts that are decoded together; where there are too few, some come again."""
-    return [[(i + k) % given for k in range(count)] for i in range(0, given, count)]
-
-
 class Along:
     """Float64's texts of some prompts, and the ways that follow them."""
 
@@ -111,8 +106,8 @@ class Along:
     def follow(self, dtype, way, model, batch):
         """Run one way along the texts; compare its logits with those, token by token."""
         z = torch.zeros(self.shape, dtype=model.dtype, device=DEVICE)
-        for rows in batches(len(self.asked), batch):
-            places = torch.tensor(rows, device=DEVICE)
+        for rows in torch.arange(len(self.asked)).split(batch):
+            places = rows.to(DEVICE)
             decode(
                 model,
                 [self.asked[row] for row in rows],
@@ -205,7 +200,7 @@ def server(args):
     model = model_of("bfloat16")
     right = torch.cat([decode(model, [p], TOKENS).tokens for p in asked()])
     written = torch.empty_like(right)
-    for rows in batches(PROMPTS, SERVED):
+    for rows in torch.arange(PROMPTS).split(SERVED):
         given = [asked()[row] for row in rows]
         written[rows] = decode(model, given, TOKENS, follow=right[rows]).tokens
     return [{"batch": SERVED, "texts": int((written != right).any(1).sum())}]
@@ -263,14 +258,11 @@ def costs(args):
 
 @study.table()
 def layers(args):
-    """The largest value after each layer of the trained model."""
+    """The largest value between the layers of the trained model."""
     ids = torch.tensor([asked()[0][: 8 if fast else None]], device=DEVICE)
     with torch.no_grad():
         stream = model_of("float32")(ids, output_hidden_states=True).hidden_states
-    return [
-        {"layer": i, "weights": "trained", "largest": float(state.abs().max())}
-        for i, state in enumerate(stream)
-    ]
+    return [{"weights": "trained", "largest": max(float(state.abs().max()) for state in stream)}]
 
 
 # --- Values: what pages may print. Name, datum and statistic, table, column; rows; a test. -------

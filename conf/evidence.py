@@ -56,13 +56,6 @@ def split(target: str, page: str) -> tuple[str, str, str]:
     return elsewhere or page, name, machine
 
 
-def number_of(text: str) -> Number:
-    """A printed number, with the words before it that widen or turn it."""
-    words = re.match(r"(about|at least|up to|at most)\s+|", text)
-    assert words
-    return Number("about" if words[0].startswith("about") else "", text[words.end() :])
-
-
 def wrong(text: str, target: str, page: str, where: str, sentence: str) -> str:
     """Why a bound number or word must not stand in its sentence; empty where it may.
 
@@ -88,7 +81,7 @@ def wrong(text: str, target: str, page: str, where: str, sentence: str) -> str:
     entry = records[machine].values[name]
     if any(letter.isdigit() for letter in text):
         holds, measured = (
-            number_of(text).holds(entry["value"]),
+            Number(text).holds(entry["value"]),
             f"{entry['value']:.6g} was measured",
         )
     else:
@@ -191,7 +184,7 @@ def said(record: Record, page: str, text: str, target: str) -> str:
     entry = record.values.get(split(target, page)[1])
     if entry is None:
         return ""
-    return f"{number_of(text).shown(entry['value'])} {'✓' if entry['test'] else '✗'}"
+    return f"{Number(text).shown(entry['value'])} {'✓' if entry['test'] else '✗'}"
 
 
 def evidence(page: str, shown: Mapping[str, list[str]]) -> str:
@@ -230,7 +223,7 @@ def _line(
     run, digits = _run(record, entry), re.sub(r"\D", "", text)
     # Three digits: a reader of the evidence compares an interval with 1.
     precise = text if len(digits.lstrip("0")) > 2 else "1.00" + "%" * text.endswith("%")
-    number = number_of(precise)
+    number = Number(precise)
 
     def shown(found: Mapping[str, float]) -> str:
         ends = [number.shown(found[end]) for end in ("low", "high") if end in found]

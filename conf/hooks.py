@@ -12,11 +12,9 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from docutils import nodes
-from sphinx.addnodes import tabular_col_spec, toctree
+from sphinx.addnodes import toctree
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
-from sphinx.ext.autosummary import autosummary_table, autosummary_toc
 
 import roundoff
 from roundoff.page import use_style
@@ -146,18 +144,8 @@ def finish_page(
     body = context.get("body") or ""
     for pattern, replacement in _EDITS:
         body = re.sub(pattern, replacement, body, flags=re.DOTALL)
+    body = _THUMB.sub(lambda thumb: _thumbnail(app, thumb), body)
     context["body"] = body.replace("<img ", '<img loading="lazy" ')
-
-
-_TRACELESS = (nodes.comment, tabular_col_spec, autosummary_table, autosummary_toc)
-
-
-def keep_places(app: Sphinx, tree: nodes.document) -> None:
-    """Give the place of a module to its section: what follows the directive may leave no trace."""
-    for node in list(tree.findall(nodes.Element)):
-        if isinstance(node, _TRACELESS) and node["ids"]:
-            node.parent["ids"] += node["ids"]
-            node["ids"] = []
 
 
 def shorten_sidebar(app: Sphinx, env: BuildEnvironment) -> None:
@@ -185,6 +173,18 @@ _EDITS = (
     (r'<span class="(?:n|p|w|nn|o)">([^<]*)</span>', r"\1"),
     (r' class="sphx-glr-backref[^"]*(reference \w+)"', r' class="\1"'),
 )
+_THUMB = re.compile(r'<img [^>]*src="([^"]*)sphx_glr_(plot_\w+?)_thumb\.png"[^>]*>')
+
+
+def _thumbnail(app: Sphinx, thumb: re.Match[str]) -> str:
+    """The figure of the page's answer, for each scheme, instead of its picture for a light page."""
+    folder, page = thumb.groups()
+    if not any(Path(app.srcdir, "gallery").glob(f"**/images/{page}_answer.svg")):
+        return thumb[0]  # `make page` draws one page
+    return "".join(
+        f'<img class="only-{scheme}" alt="" src="{folder}{page}_answer{ending}.svg">'
+        for scheme, ending in (("light", ""), ("dark", "_dark"))
+    )
 
 
 @functools.cache
@@ -202,7 +202,6 @@ def setup(app: Sphinx) -> dict[str, bool]:
     spare_forks()
     app.connect("builder-inited", drop_names_that_went, priority=0)
     app.connect("builder-inited", forget_stale_pages, priority=1)
-    app.connect("doctree-read", keep_places)
     app.connect("env-updated", shorten_sidebar)
     app.connect("html-page-context", finish_page, priority=900)
     app.connect("build-finished", finished, priority=999)

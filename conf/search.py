@@ -40,7 +40,6 @@ _OTHER_WORDS = (
         "deterministic nondeterministic repeatable reproducible",
     ),
 )
-_COUNTED = [(re.compile(said, re.IGNORECASE), typed.split()) for said, typed in _OTHER_WORDS]
 
 
 class Words(SearchEnglish):
@@ -49,9 +48,9 @@ class Words(SearchEnglish):
     def split(self, text: str) -> list[str]:
         """Words of a text, as they go into the index."""
         words = super().split(text)
-        for said, typed in _COUNTED:
-            if said.search(text):
-                words += typed
+        for said, typed in _OTHER_WORDS:
+            if re.search(said, text, re.IGNORECASE):
+                words += typed.split()
         return words
 
 

@@ -37,6 +37,7 @@ study = Study(
     "plot_all_reduce_order",
     "Sums over ranks: the order found from their bits, training, and equal bits with their times.",
     on="2-nvidia-h200",
+    part="backend",
 )
 
 SEED, REPEATS, SIZES = 0, 2 if fast else 16, [1000] if fast else [1000, 2**16]
@@ -98,7 +99,7 @@ def same(a, b):
     return np.mean(a.view(f"u{a.itemsize}") == b.view(f"u{b.itemsize}"))
 
 
-@study.table(part="backend")
+@study.table()
 def orders(args):
     """How much of other data the orders found in a message explain."""
     workers = backends()
@@ -150,7 +151,7 @@ def data_parallel(item):
     return gradients
 
 
-@study.table(part="backend")
+@study.table()
 def buckets(args):
     """DDP's gradients against those with buckets of 25 MiB."""
     gradients = run(backends(), CPU, data_parallel, [(WIDTH, CAPS)] * 4)
@@ -211,7 +212,7 @@ CASES = [
 ]
 
 
-@study.table(part="backend")
+@study.table()
 def training(args):
     """How far the weights at the end are from those of 1 rank, beside training in float64.
 
@@ -268,7 +269,7 @@ def compared(item):
     return totals, {way: np.array(seconds[1:]) for way, seconds in times.items()}
 
 
-@study.table(part="backend", times=["cost 2", "cost 4", "cost 8"])
+@study.table(times=["cost 2", "cost 4", "cost 8"])
 def cures(args):
     """Eight arrays on 1, 2, 4 or 8 ranks: difference from 1 rank, error of the worst, time."""
     workers, rows, dtype = backends(), [], "float32"

@@ -34,7 +34,6 @@ from roundoff.kernels.invariant_attention import attend, seen_by_position
 from roundoff.kernels.invariant_cublas import cancelling, routes
 from roundoff.kernels.invariant_matmul import Tile
 from roundoff.models import (
-    GraphStep,
     decode,
     load_trained,
     padded,
@@ -49,11 +48,11 @@ from roundoff.timing import copies, measure
 quick = unit_test_going()
 gpu = torch.cuda.is_available() and not interpreting()
 device = "cuda" if gpu else "cpu"
-PART = "gpu" if gpu else "cpu"
 study = Study(
     "plot_batch_invariance",
     "Bits of a row, a token and a text alone and in a batch, and what equal bits cost.",
     on="nvidia-h200",
+    part="gpu" if gpu else "cpu",
 )
 #: Prompts, tokens of each text, requests to the server, texts in a batch.
 PROMPTS, TOKENS, COMPLETIONS, MOST = (2, 2, 3, 2) if quick else (2, 8, 6, 4)
@@ -81,7 +80,7 @@ TIMED = [2**i for i in range(13)] if gpu else [1, 16]
 PRODUCTS = {"torch": linear} | OTHERS | {"roundoff": matmul}
 
 
-@study.table(part=PART)
+@study.table()
 def alone(args):
     """The first row's bits among others, and the error of ordinary rows."""
     ways = {"torch": linear, "roundoff": matmul}
@@ -136,7 +135,7 @@ def our_attention(q, k, v, start=0):
     return masked(q, k, v, start, lambda q, k, v, seen: attention(q, k, v, mask=seen[None, None]))
 
 
-@study.table("attention", part=PART)
+@study.table("attention")
 def tokens_of_attention(args):
     """Share of the tokens whose bits are not those of one pass alone; padding is 37 columns."""
     draw = partial(torch.rand, generator=torch.Generator().manual_seed(0))
@@ -173,8 +172,6 @@ if not SPLITS:
     MODES = {"two variables": nullcontext}
 trained = cache(lambda: load_trained(layers=2 if quick else None))
 model = cache(lambda: trained().model(torch.bfloat16, device=device))
-#: Of one room for all texts a graph is recorded for each batch.
-step_of = cache(lambda way: GraphStep(model()) if gpu else None)
 
 
 def asked_of(rows):
@@ -192,7 +189,6 @@ def written(way, batches):
                 model(),
                 given,
                 TOKENS,
-                step=step_of(way),
                 length=longer + max(map(len, given)),
                 room=gpu * (32 + longest + TOKENS),
             ).tokens
@@ -200,7 +196,7 @@ def written(way, batches):
     return made
 
 
-@study.table(part=PART)
+@study.table()
 def texts(args):
     """Completions in bfloat16 that are not what the prompt gets alone, with a static cache."""
     for way in MODES:
@@ -244,7 +240,7 @@ def ratios(calls, launches=1):
     return over["ratio"].drop("torch").to_dict() | over.loc["roundoff", ["low", "high"]].to_dict()
 
 
-@study.table(part=PART, times=[OPS, "roundoff", "low", "high"])
+@study.table(times=[OPS, "roundoff", "low", "high"])
 def cost(args):
     """Products: time over torch's, in interleaved rounds, each launch with another weight."""
     found, shapes = [], SHAPES + MORE
@@ -264,7 +260,7 @@ def cost(args):
     return pd.DataFrame(found, columns=["dtype", "weight", "M", OPS, "roundoff", "low", "high"])
 
 
-@study.table("routes", part=PART)
+@study.table("routes")
 def routes_taken(args):
     """How many of the products that were timed before went which way."""
     return [{"way": way, "cases": count} for way, count in routes().items()]
@@ -306,14 +302,14 @@ def called_times(batch, compiled):
     return {"roundoff": over.value, "low": over.low, "high": over.high} | found
 
 
-@study.table(part=PART, times=GENERATED)
+@study.table(times=GENERATED)
 def called(args):
     """generate of SmolLM2, bfloat16, default cache: time of a changed model over torch's."""
     for batch in (1, 3, 8, 17, 64) if gpu else (1, 2) if quick else (1, 3):
         yield {"cache": "dynamic", "batch": batch} | called_times(batch, compiled=False)
 
 
-@study.table("compiled", part=PART, times=GENERATED)
+@study.table("compiled", times=GENERATED)
 def compiled_calls(args):
     """As ``called``, static cache, where transformers compiles each step into a CUDA graph."""
     for batch in (1, 8) if gpu else ():
@@ -321,7 +317,7 @@ def compiled_calls(args):
 
 
 # Ours cuts the keys into parts of 256, which a second kernel joins where texts are few.
-@study.table(part=PART, times=["roundoff", "low", "high", "other bits"])
+@study.table(times=["roundoff", "low", "high", "other bits"])
 def decoding(args):
     """Attention of one token over a cache, bfloat16: time over torch's, and who changes bits."""
     for keys, batch in product((512, 2048, 8192), (1, 8, 64)) if gpu else ():

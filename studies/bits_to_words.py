@@ -22,17 +22,18 @@ from scipy.special import ndtr
 from scipy.stats import binomtest
 from torch.nn.functional import linear
 
-from roundoff.models import PASSAGES, Float64Llama, GraphStep, decode, load_trained, prompts
+from roundoff.models import PASSAGES, Float64Llama, decode, load_trained, prompts
 from roundoff.page.measurement import Study
 from roundoff.script import unit_test_going
 from roundoff.timing import measure, torch_precision
 
 fast, GPU = unit_test_going(), torch.cuda.is_available()
-DEVICE, PART = ("cuda", "gpu") if GPU else ("cpu", "cpu")
+DEVICE = "cuda" if GPU else "cpu"
 study = Study(
     "plot_bits_to_words",
     "Texts of a trained model in several types and ways: errors, tokens and texts that change.",
     on="nvidia-h200",
+    part="gpu" if GPU else "cpu",
 )
 PROMPTS = 2 if fast else 32
 TOKENS = 4 if fast else 128 if GPU else 64  # of each text
@@ -88,11 +89,6 @@ def asked():
 # --- Ways along float64's texts. -----------------------------------------------------------------
 
 
-def batches(given, count):
-    """Prompts that are decoded together; where there are too few, some come again."""
-    return [[(i + k) % given for k in range(count)] for i in range(0, given, count)]
-
-
 class Along:
     """Float64's texts of some prompts, and the ways that follow them."""
 
@@ -110,16 +106,14 @@ class Along:
     def follow(self, dtype, way, model, batch):
         """Run one way along the texts; compare its logits with those, token by token."""
         z = torch.zeros(self.shape, dtype=model.dtype, device=DEVICE)
-        step = GraphStep(model) if GPU else None
-        for rows in batches(len(self.asked), batch):
-            places = torch.tensor(rows, device=DEVICE)
+        for rows in torch.arange(len(self.asked)).split(batch):
+            places = rows.to(DEVICE)
             decode(
                 model,
                 [self.asked[row] for row in rows],
                 self.tokens,
                 follow=self.truth.tokens[rows],
                 observe=lambda i, logits, places=places: z[:, i].index_copy_(0, places, logits),
-                step=step,
                 length=max(map(len, self.asked)) if batch > 1 else 0,
             )
         z, exact = z[self.written], self.exact[self.written]
@@ -153,7 +147,7 @@ def followed():
     return along, pd.concat(along.steps).groupby(["dtype", "way"], sort=False)
 
 
-@study.table(part=PART)
+@study.table()
 def ways(args):
     """Each way: error of the logits in ε × RMS, and the share of the tokens that differ."""
     along, groups = followed()
@@ -163,7 +157,7 @@ def ways(args):
         yield {"dtype": dtype, "way": way, "rms error": error, "flips": steps["differs"].mean()}
 
 
-@study.table(part=PART)
+@study.table()
 def survival(args):
     """The share of texts that are still float64's, token by token, each prompt alone."""
     for dtype in "float32", "float16", "bfloat16":
@@ -177,7 +171,7 @@ def survival(args):
 # --- What predicts them: the gap between the two largest logits. ---------------------------------
 
 
-@study.table(part=PART)
+@study.table()
 def predicted(args):
     """With a normal error whose σ is that of the other half of the prompts: tokens expected."""
     along, groups = followed()
@@ -200,16 +194,15 @@ def predicted(args):
 # --- Batches: what a notebook writes, one prompt alone, against what a server writes. ------------
 
 
-@study.table(part=PART)
+@study.table()
 def server(args):
     """Texts in bfloat16 that differ from the same prompt's alone, in a batch."""
     model = model_of("bfloat16")
-    alone, together = (GraphStep(model) if GPU else None for _ in range(2))
-    right = torch.cat([decode(model, [p], TOKENS, step=alone).tokens for p in asked()])
+    right = torch.cat([decode(model, [p], TOKENS).tokens for p in asked()])
     written = torch.empty_like(right)
-    for rows in batches(PROMPTS, SERVED):
+    for rows in torch.arange(PROMPTS).split(SERVED):
         given = [asked()[row] for row in rows]
-        written[rows] = decode(model, given, TOKENS, follow=right[rows], step=together).tokens
+        written[rows] = decode(model, given, TOKENS, follow=right[rows]).tokens
     return [{"batch": SERVED, "texts": int((written != right).any(1).sum())}]
 
 
@@ -225,7 +218,7 @@ def surprise(model, passages):
     return torch.cat(each)
 
 
-@study.table(part=PART)
+@study.table()
 def quality(args):
     """The change of the perplexity from float64, as a logarithm, with a 95 % interval."""
     tokenizer = trained().tokenizer
@@ -241,7 +234,7 @@ def quality(args):
 # --- The price. ----------------------------------------------------------------------------------
 
 
-@study.table(part=PART, times=["× bfloat16", "low", "high"])
+@study.table(times=["× bfloat16", "low", "high"])
 def costs(args):
     """Time of one token, without earlier ones, over bfloat16's.
 
@@ -263,16 +256,13 @@ def costs(args):
 # --- How near to the end of float16 the largest values are. --------------------------------------
 
 
-@study.table(part=PART)
+@study.table()
 def layers(args):
-    """The largest value after each layer of the trained model."""
+    """The largest value between the layers of the trained model."""
     ids = torch.tensor([asked()[0][: 8 if fast else None]], device=DEVICE)
     with torch.no_grad():
         stream = model_of("float32")(ids, output_hidden_states=True).hidden_states
-    return [
-        {"layer": i, "weights": "trained", "largest": float(state.abs().max())}
-        for i, state in enumerate(stream)
-    ]
+    return [{"weights": "trained", "largest": max(float(state.abs().max()) for state in stream)}]
 
 
 # --- Values: what pages may print. Name, datum and statistic, table, column; rows; a test. -------

@@ -25,17 +25,18 @@ from roundoff.dtypes import DTYPES, onnx_dtype_to_torch_dtype
 from roundoff.ort import available, session
 from roundoff.page.measurement import Study
 from roundoff.script import unit_test_going
-from roundoff.timing import copies, free_memory, measure, pool, torch_precision
+from roundoff.timing import copies, measure, pool, torch_precision
 
 quick = unit_test_going()
 GPU = torch.cuda.is_available() and bool(available(["CUDAExecutionProvider"]))
-PART, DEVICE = ("gpu", "cuda") if GPU else ("cpu", "cpu")
+DEVICE = "cuda" if GPU else "cpu"
 SIZES = "32,64,128" if quick else "256,512,1024,2048,4096,8192" if GPU else "256,512,1024"
 
 study = Study(
     "plot_gemm_fusion",
     "One large Gemm or several small ones: times, bits and errors in ONNX Runtime and PyTorch.",
     on="nvidia-h200",
+    part="gpu" if GPU else "cpu",
     config=(SIZES, "sides of the squares"),
     itype=("1,10,16" if GPU else "1", "ONNX types: 1 (float32), 10 (float16), 16 (bfloat16)"),
     warmup=(3, "least calls before the first round", 0),
@@ -149,8 +150,7 @@ def buffers_of(case, touched, seed):
     dtype = onnx_dtype_to_torch_dtype(case.itype)
     x = normal(case.m, case.k).to(dtype)
     weights = [normal(case.k, n).div_(case.k**0.5).to(dtype) for n in case.widths]
-    room = int(free_memory(DEVICE) // 8 // touched)
-    for _ in range(max(1, min(copies(touched, DEVICE, most=4 if quick else 64), room))):
+    for _ in range(copies(touched, DEVICE, most=4 if quick else 64)):
         yield x.clone(), [w.clone() for w in weights], torch.cat(weights, 1)
 
 
@@ -217,7 +217,7 @@ tokens = (1, 16) if quick else (1, 4, 16, 64, 256, 1024, 4096) if GPU else (1, 1
 LAYERS = {"gate-up": (width * 11 // 4,) * 2, "QKV": (width, width // 4, width // 4)}
 
 
-@study.table(part=PART, times=["ratio", "low", "high", "median"])
+@study.table(times=["ratio", "low", "high", "median"])
 def times(args):
     """A row for each case and way: milliseconds, ratio to ORT's unfused time, errors."""
     stream = torch.cuda.Stream() if GPU else None  # ONNX Runtime computes on it, too
@@ -241,7 +241,6 @@ def times(args):
 
 # --- Values: what pages may print. ---------------------------------------------------------------
 
-TIME = {"interval": ("low", "high"), "words": ("faster", "slower")}
 QKV, WIDE, MANY = "QKV, 1 token", "gate-up, 1 token", "gate-up, 4096 tokens"
 OVER = "over that of separate Gemms in ONNX Runtime"
 
@@ -251,65 +250,58 @@ def same(v):
     return v.low <= 1 <= v.high
 
 
-def ratio(name, about, case, way, precision="float16", **options):
+def ratio(name, about, case, way=WAYS[2], precision="float16", test=None):
     """A time over that of ONNX Runtime's separate Gemms, as called."""
-    where = {"case": case, "way": way, "precision": precision}
-    study.value(name, f"time of {about}, {precision}", "times", "ratio", where=where, **options)
+    study.value(
+        name,
+        f"time of {about}, {precision}",
+        "times",
+        "ratio",
+        where={"case": case, "way": way, "precision": precision},
+        interval=("low", "high"),
+        words=("faster", "slower"),
+        test=test,
+    )
 
 
-def quotient(name, about, case, a, b, precision="float16", **options):
+def quotient(name, about, case, a, b, precision="float16", test=None):
     """A time over another one: the quotient of two ratios, and of the ends of their intervals."""
 
     def of(rows):
         one, two = (rows[rows["way"] == way].iloc[0] for way in (a, b))
         return one["ratio"] / two["ratio"], one["low"] / two["high"], one["high"] / two["low"]
 
-    where = {"case": case, "way": [a, b], "precision": precision}
-    study.value(name, f"time of {about}, {precision}", "times", of, where=where, **options)
+    study.value(
+        name,
+        f"time of {about}, {precision}",
+        "times",
+        of,
+        where={"case": case, "way": [a, b], "precision": precision},
+        words=("faster", "slower"),
+        test=test,
+    )
 
 
 GATE_UP = "one Gemm for a layer's gate and up weights"
+JOINED = f"one Gemm, weights joined before, {OVER}"
 for precision, name in ("float16", "inside"), ("float32", "inside.float32"):
-    ratio(
-        name,
-        f"{GATE_UP}, joined in each run, {OVER}, one token",
-        WIDE,
-        WAYS[1],
-        precision,
-        **TIME,
-    )
-ratio("narrow", f"one Gemm for queries, keys and values {OVER}, one token", QKV, WAYS[2], **TIME)
-ratio("wide", f"{GATE_UP}, joined before, {OVER}, one token", WIDE, WAYS[2], test=same, **TIME)
-ratio("split", f"{GATE_UP}, joined before, and a Split, {OVER}, 4096 tokens", MANY, WAYS[2], **TIME)
-ratio("small", f"one Gemm, weights joined before, {OVER}, side 256", "square 256", WAYS[2], **TIME)
-ratio(
-    "large", f"one Gemm, weights joined before, {OVER}, side 8192", "square 8192", WAYS[2], **TIME
-)
-ratio(
-    "loss",
-    f"one Gemm, weights joined before, {OVER}, side 4096",
-    "square 4096",
-    WAYS[2],
-    "TF32",
-    test=lambda v: v.high > 1,  # no gain
-    **TIME,
-)
+    ratio(name, f"{GATE_UP}, joined in each run, {OVER}, one token", WIDE, WAYS[1], precision)
+ratio("narrow", f"one Gemm for queries, keys and values {OVER}, one token", QKV)
+ratio("wide", f"{GATE_UP}, joined before, {OVER}, one token", WIDE, test=same)
+for name, case, count in ("split", MANY, 4096), ("sixteen", "gate-up, 16 tokens", 16):
+    ratio(name, f"{GATE_UP}, joined before, and a Split, {OVER}, {count} tokens", case)
+for name, side in ("small", 256), ("large", 8192):
+    ratio(name, f"{JOINED}, side {side}", f"square {side}")
+# no gain
+ratio("loss", f"{JOINED}, side 4096", "square 4096", precision="TF32", test=lambda v: v.high > 1)
 ratio(
     "replay",
     "two Gemms replayed as a CUDA graph over the plain call, ONNX Runtime, side 256",
     "square 256",
     GRAPHS[0],
-    **TIME,
-)
-ratio(
-    "sixteen",
-    f"{GATE_UP}, joined before, and a Split, {OVER}, 16 tokens",
-    "gate-up, 16 tokens",
-    WAYS[2],
-    **TIME,
 )
 SMALL = "one Gemm over two, side 256, both replayed as CUDA graphs"
-quotient("small.graph", SMALL, "square 256", GRAPHS[1], GRAPHS[0], words=TIME["words"])
+quotient("small.graph", SMALL, "square 256", GRAPHS[1], GRAPHS[0])
 
 
 def saving_left(rows):
@@ -326,34 +318,19 @@ study.value(
     where={"case": "square 256", "way": [WAYS[2], *GRAPHS[:2]], "precision": "float16"},
     test=lambda v: 0.1 < v.value < 0.5,
 )
-for name, case, options in (
-    ("narrow.torch", QKV, {}),
-    ("wide.torch", WIDE, {}),
-    ("split.torch", MANY, {"test": same}),
+for name, case, test in (
+    ("narrow.torch", QKV, None),
+    ("wide.torch", WIDE, None),
+    ("split.torch", MANY, same),
 ):
-    quotient(
-        name,
-        f"one product and a split over separate products, PyTorch, {case}",
-        case,
-        "torch, precomputed",
-        "torch, not fused",
-        words=TIME["words"],
-        **options,
-    )
-for name, about, case, precision, options in (
-    ("inductor", "queries, keys, values of one token", QKV, "float16", {}),
-    ("inductor.large", "side 4096", "square 4096", "float32", {"test": lambda v: v.value < 1.1}),
+    about = f"one product and a split over separate products, PyTorch, {case}"
+    quotient(name, about, case, "torch, precomputed", "torch, not fused", test=test)
+for name, about, case, precision, test in (
+    ("inductor", "queries, keys, values of one token", QKV, "float16", None),
+    ("inductor.large", "side 4096", "square 4096", "float32", lambda v: v.value < 1.1),
 ):
-    quotient(
-        name,
-        f"separate products, torch.compile over PyTorch without it, {about}",
-        case,
-        "inductor, not fused",
-        "torch, not fused",
-        precision,
-        words=TIME["words"],
-        **options,
-    )
+    about = f"separate products, torch.compile over PyTorch without it, {about}"
+    quotient(name, about, case, "inductor, not fused", "torch, not fused", precision, test)
 
 
 def milliseconds(rows, way, precision):

@@ -31,6 +31,7 @@ study = Study(
     "plot_layer_norm_discrepancies",
     "LayerNormalization and a product in torch and in ONNX Runtime: differences, errors, switches.",
     on="nvidia-h200",
+    part="provider",
 )
 WIDTH = 64 if unit_test_going() else 1152
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
@@ -111,7 +112,7 @@ def gap(case):
     return case.columns | row
 
 
-@study.table(part="provider")
+@study.table()
 def gaps(args):
     """Every case: the difference of the two runtimes, and the error of each."""
     return map(gap, CASES)
@@ -120,7 +121,7 @@ def gaps(args):
 # --- Which operator, which node. -----------------------------------------------------------------
 
 
-@study.table(part="provider")
+@study.table()
 def blame(args):
     """How far Z moves when one operator of torch's run becomes ONNX Runtime's."""
     # torch multiplies in float32, as it does when nothing is set
@@ -142,7 +143,7 @@ def tf32(x, add=0x1000):
     return ((x.view(torch.int32) + add) & ~0x1FFF).view(torch.float32)
 
 
-@study.table(part="provider")
+@study.table()
 def signs(args):
     """Mean and typical error of the product with operands in TF32, simulated and measured."""
     feeds = Case(CPU, FLOAT32).feeds()
@@ -180,7 +181,7 @@ ORT = {  # switch: options of roundoff.ort.session
 TORCH = {"default": False, "set_float32_matmul_precision = high": True}  # switch: TF32
 
 
-@study.table(part="provider", times=["cost"])
+@study.table(times=["cost"])
 def switches(args):
     """Each switch alone, float32: the share of the results that it moves, and time."""
     for provider in PROVIDERS:
@@ -213,7 +214,7 @@ def switches(args):
 # --- float16 overflows in a square before it rounds. ---------------------------------------------
 
 
-@study.table(part="provider")
+@study.table()
 def remedies(args):
     """RMSNorm in float16: rows of the output that are all zeros.
 
@@ -241,7 +242,7 @@ def remedies(args):
 # --- Largest errors over the sum of the terms' magnitudes. ---------------------------------------
 
 
-@study.table(part="provider")
+@study.table()
 def limits(args):
     """Weights of one sign and of both, float32: the largest share of its terms that an error is."""
     for weights in "uniform", "normal":

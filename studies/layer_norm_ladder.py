@@ -39,11 +39,12 @@ from roundoff.timing import copies, measure
 
 quick = unit_test_going()
 gpu = torch.cuda.is_available() and not interpreting()
-device, part = ("cuda", "gpu") if gpu else ("cpu", "cpu")
+device = "cuda" if gpu else "cpu"
 study = Study(
     "plot_layer_norm_ladder",
     "A layer norm in Triton, step by step: rates, registers, errors.",
     on="nvidia-h200",
+    part="gpu" if gpu else "cpu",
 )
 ROWS, EPS = 4096, 1e-5
 
@@ -270,13 +271,13 @@ def climb(direction, steps):
             yield row | {k: takes.get(k, float("nan")) for k in ("registers", "spilled")}
 
 
-@study.table("backward", part=part, times=["of ceiling"])
+@study.table("backward", times=["of ceiling"])
 def backward_rates(args):
     """The backward, step by step, in float16; registers are its first stage's."""
     return climb("backward", MEASURED)
 
 
-@study.table("forward", part=part, times=["of ceiling"])
+@study.table("forward", times=["of ceiling"])
 def forward_rates(args):
     """The forward, step by step, in float16."""
     return climb("forward", FORWARD)
@@ -287,7 +288,7 @@ def forward_rates(args):
 M, COLUMNS, PIECE, RUNS = (4096, 2048, None, 20) if gpu else (12, 48, 16, 2 if quick else 8)
 
 
-@study.table(part=part)
+@study.table()
 def errors(args):
     """Different dw in float32: 4096 × 2048 in 20 runs; interpreted 12 × 48 in 8."""
     [(x, dy)], w, b = inputs(M, COLUMNS, torch.float32)

@@ -37,6 +37,7 @@ study = Study(
     "plot_llama_backend",
     "A Llama layer in eager torch, in inductor and in ONNX Runtime: times, errors, memory.",
     on="nvidia-h200",
+    part="processor",
 )
 full = cuda and not unit_test_going()
 CONFIG, BUDGET_S = ("medium", 4.0) if full else ("tiny", 0.2)  # of measuring each precision
@@ -147,37 +148,38 @@ def contest(chosen, precision, config=CONFIG):
                 torch.cuda.reset_peak_memory_stats()
             made = run(*inputs)
             memory += torch.cuda.max_memory_allocated() - start  # and what comes and goes
-            nodes = storage["instance"][0]["onnx"].graph.node if storage else None
-            calls[label, attention] = partial(repeated, run, inputs)
-            rows[label, attention] = {
+            name = f"{label}, {attention}"
+            calls[name] = partial(repeated, run, inputs)
+            rows[name] = {
                 "precision": precision,
                 "config": config,
                 "optimization": label,
                 "attention": attention,
                 "processor": processor,
                 "CUDA graph": graph,
-                "n_custom_ops": None if nodes is None else sum(n.domain != "" for n in nodes),
-                "nodes": None if nodes is None else len(nodes),
                 "rms error": scaled_error(truth[0], made[0]).rms,
                 "memory": memory / 2**20 if cuda else None,
                 "products": least,
-                **dict.fromkeys(["median", "× inductor", "low", "high"]),
+                **dict.fromkeys(["n_custom_ops", "nodes", "median", "× inductor", "low", "high"]),
             }
+            if storage:
+                nodes = storage["instance"][0]["onnx"].graph.node
+                custom = sum(node.domain != "" for node in nodes)
+                rows[name] |= {"n_custom_ops": custom, "nodes": len(nodes)}
             del made
-        named = {", ".join(key): call for key, call in calls.items()}
-        times = measure(named, device=device, budget_s=BUDGET_S, min_rounds=5, warmup=1)
+        times = measure(calls, device=device, budget_s=BUDGET_S, min_rounds=5, warmup=1)
     medians = times.frame.set_index("label")["median"]
-    for key, row in rows.items():
+    for name, row in rows.items():
         rivals = [
-            ", ".join(k)
-            for k in rows
-            if rows[k]["CUDA graph"] == row["CUDA graph"]
-            and k[0] in ("inductor", "inductor, reduce-overhead")
+            rival
+            for rival, its in rows.items()
+            if its["CUDA graph"] == row["CUDA graph"]
+            and its["optimization"] in ("inductor", "inductor, reduce-overhead")
         ]
         if cuda:  # a CPU's times are ratios alone
-            row["median"] = medians[", ".join(key)] * 1e3 / 5
+            row["median"] = medians[name] * 1e3 / 5
         if rivals:
-            ratio = times.ratio(", ".join(key), min(rivals, key=medians.get))
+            ratio = times.ratio(name, min(rivals, key=medians.get))
             row |= {"× inductor": ratio.value, "low": ratio.low, "high": ratio.high}
     torch._dynamo.reset()
     return list(rows.values())
@@ -186,7 +188,7 @@ def contest(chosen, precision, config=CONFIG):
 TIMES = ["median", "× inductor", "low", "high", "memory", "products"]
 
 
-@study.table(part="processor", times=TIMES)
+@study.table(times=TIMES)
 def times(args):
     """One call: time, its ratio to inductor's, error of the hidden state, operators, memory.
 
@@ -203,7 +205,7 @@ def times(args):
     return rows
 
 
-@study.table(part="processor", times=TIMES)
+@study.table(times=TIMES)
 def autotuned(args):
     """Inductor's ``max-autotune``, which takes minutes to compile, beside its ``reduce-overhead``.
 
@@ -219,7 +221,7 @@ def attention_alone(tier):
     return tuple(r for r in fusion_rules(tier) if tier == "default" or r.name == "Attention")
 
 
-@study.table(part="processor", times=TIMES)
+@study.table(times=TIMES)
 def separated(args):
     """The converted layer with one thing taken away: starts of kernels, attention, the rest.
 
@@ -237,7 +239,7 @@ def separated(args):
 # --- What compiling costs. -----------------------------------------------------------------------
 
 
-@study.table(part="processor", times=["first length", "known length"])
+@study.table(times=["first length", "known length"])
 def costs(args):
     """Seconds of the first call and of a later one, of small layers; ``dynamic=True``."""
     small, depth = SIZES["small" if full else "tiny"], 2 if full else 0

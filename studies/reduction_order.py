@@ -41,6 +41,7 @@ study = Study(
     "plot_reduction_order",
     "Sums of one vector in 128 orders: results, errors, and what each way to add takes.",
     on="nvidia-h100-80gb-hbm3",
+    part="algorithm",
 )
 
 SEED, REPEATS = 0, 128
@@ -56,13 +57,13 @@ def arranged(name, dtype, storage=False):
 # --- Errors against the exact sum. ---------------------------------------------------------------
 
 
-@study.table(part="cpu")
+@study.table()
 def means(args):
     """The mean of 8192 float32 values with NumPy's sum, in 128 orders, against the exact one."""
     for name in DISTRIBUTIONS:
         x = arranged(name, "float32")
         found = judge(mean(x, "float32"), exact_sum(x[0]) / 8192, "float32")
-        yield {"distribution": name, "dtype": "float32"} | found
+        yield {"distribution": name, "dtype": "float32", "algorithm": "np.sum"} | found
 
 
 # --- Ways to add: results, errors and times. -----------------------------------------------------
@@ -104,7 +105,7 @@ def times():
     return found.rename(columns={"ratio": "times base"}).set_index("label").to_dict("index")
 
 
-@study.table(part="algorithm", times=["times base", "low", "high"])
+@study.table(times=["times base", "low", "high"])
 def ways(args):
     """8192 float32 values in 128 orders, the worst of three distributions; and times."""
     taken = times()
@@ -133,7 +134,7 @@ def deterministic(v):
     return total
 
 
-@study.table(part="algorithm", times=["distinct"])
+@study.table(times=["distinct"])
 def runs(args):
     """One order of 8192 normal float32 values, added 128 times."""
     again = {"torch.sum, CPU": ("cpu", torch.sum), "index_add_, CPU": ("cpu", index_add)}
@@ -160,7 +161,7 @@ SPIKES = {
 }
 
 
-@study.table(part="cpu")
+@study.table()
 def narrow(args):
     """The spikes in bfloat16, added in their own type."""
     x = arranged("spikes", "bfloat16", storage=True)
@@ -172,7 +173,7 @@ def narrow(args):
 # --- Threads reorder sums, too. ------------------------------------------------------------------
 
 
-@study.table(part="cpu")
+@study.table()
 def elsewhere(args):
     """How many of the sums of several threads differ from that of one."""
     x = round_to(draw_values("normal", 2**14 if fast else 2**22, SEED), "float32")
@@ -182,7 +183,8 @@ def elsewhere(args):
         sums.append(float(torch.from_numpy(x).sum()))
     torch.set_num_threads(threads)
     changed = np.mean(np.not_equal(sums[0], sums[1:]))
-    return [{"case": "torch.sum, 2 to 64 threads, float32", "changed": changed}]
+    case = {"case": "torch.sum, 2 to 64 threads, float32", "algorithm": "torch.sum, CPU"}
+    return [case | {"changed": changed}]
 
 
 # --- Values: what pages may print. Name, datum and statistic, table, column; rows; a test. -------

@@ -29,11 +29,12 @@ from roundoff.script import unit_test_going
 from roundoff.timing import measure
 
 quick, GPU = unit_test_going(), torch.cuda.is_available()
-DEVICE, PART = ("cuda", "gpu") if GPU else ("cpu", "cpu")
+DEVICE = "cuda" if GPU else "cpu"
 study = Study(
     "plot_trainer_sampler",
     "Log-probabilities of the same tokens by a sampler and by a trainer.",
     on="amd-epyc-2-cores",
+    part="gpu" if GPU else "cpu",
 )
 LAYERS, PROMPT, COLUMNS = 1 if quick else 30, 40, 5  # tokens of a passage, padding of the sampler
 LIMIT, LARGEST = 0.1, 2  # of a clipped ratio, of an importance weight
@@ -193,7 +194,7 @@ CAUSES = {
 }
 
 
-@study.table(part=PART)
+@study.table()
 def causes(args):
     """One change at a time, against one pass of the batch in bfloat16."""
     texts, written = sampled("bfloat16")
@@ -231,7 +232,7 @@ APART = (
 )
 
 
-@study.table(part=PART)
+@study.table()
 def parts(args):
     """Logits that a pass changes, where attention or products alone add in a fixed order."""
     texts = sampled("bfloat16")[0][: TEXTS // 2]
@@ -249,7 +250,7 @@ def parts(args):
 # --- Cures. --------------------------------------------------------------------------------------
 
 
-@study.table(part=PART)
+@study.table()
 def cures(args):
     """Sampler with a cache against trainer in one packed row, each with its own texts."""
     for way, tokens in {"bfloat16": TOKENS, "float16": HALF, "invariant": TOKENS}.items():
@@ -280,7 +281,7 @@ def step_of(model, texts, logits, cure=""):
     return step
 
 
-@study.table(part=PART, times=["ratio", "low", "high"])
+@study.table(times=["ratio", "low", "high"])
 def prices(args):
     """Times of sampling and of a training step over torch's in bfloat16; of two texts on a CPU."""
     layers = LAYERS if GPU else min(LAYERS, 6)
@@ -349,7 +350,7 @@ def apart(log_ratio):
     }
 
 
-@study.table(part=PART)
+@study.table()
 def runs(args):
     """Policy gradient with the first two layers: each step of each seed and way."""
     for seed in range(SEEDS):
@@ -359,7 +360,7 @@ def runs(args):
                 yield {"way": way, "seed": seed, **row}
 
 
-@study.table(part=PART)
+@study.table()
 def updated(args):
     """After updates: each token by a cache, in batches and chunks, against one packed pass.
 

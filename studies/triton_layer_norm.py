@@ -25,15 +25,15 @@ from roundoff.kernels.baselines import LayerNorm, layer_norms
 from roundoff.page.measurement import Study
 from roundoff.timing import copies, measure
 
+gpu = torch.cuda.is_available() and not interpreting()
+device = "cuda" if gpu else "cpu"
 study = Study(
     "plot_triton_layer_norm",
     "LayerNorm of six libraries: rates, errors, different results, launches.",
     on="nvidia-h200",
+    part="gpu" if gpu else "cpu",
 )
 ROWS = 4096
-gpu = torch.cuda.is_available() and not interpreting()
-device = "cuda" if gpu else "cpu"
-PART = "gpu" if gpu else "cpu"
 EPS = 1e-5
 RATES = ["roundoff", "torch", "inductor", "Liger", "QuACK", "flash-linear-attention"]
 TYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -89,7 +89,7 @@ def count(call):
     return [len(known) for known in seen.values()]
 
 
-@study.table(part=PART, times=["dw"])
+@study.table(times=["dw"])
 def patterns(args):
     """Different results of float16 in 100 runs (interpreted 3), and the error of dw in one."""
     for m, n in SHAPES:
@@ -120,7 +120,7 @@ def errors(m, n, dtype):
         yield row | {f"{label} RMS": found.get(label, {}).get(result) for label in RATES}
 
 
-@study.table(part=PART)
+@study.table()
 def accuracy(args):
     """Errors in ε × RMS of the truth: 4096 × 8192, interpreted 12 × 96."""
     m, n = (4096, 8192) if gpu else (12, 96)
@@ -166,10 +166,7 @@ def compare(m, n, dtype, labels):
 TELLING = [1024, 4096, 8192, 8704, 12288, 15872]
 WIDE = [16384, 24576, 32768, 65536, 131072]
 WIDTHS = [*range(1024, 15873, 512), *WIDE] if gpu else [256]
-# inductor and QuACK compile for each width: they run at eleven of 35.
 ALL = list(norms) if gpu else ["torch"]
-EACH = [label for label in ALL if label not in ("inductor", "QuACK")]
-CHOICE = dict.fromkeys([*TELLING, *WIDE], ALL)
 LEAD = ["best", "lead", "lead low", "lead high"]
 
 
@@ -180,22 +177,24 @@ def speed():
     for n in WIDTHS:
         # As many rows as make 256 MiB a tensor, and no more than those of the benchmark.
         m = min(ROWS, 2**27 // n) if gpu else 64
-        labels = CHOICE.get(n, EACH)
-        if gpu and n in TELLING:
-            labels = [*labels, "lesson"]
+        # inductor and QuACK compile for each width: they run at eleven of 35.
+        slow = () if n in TELLING + WIDE else ("inductor", "QuACK")
+        labels = [label for label in ALL if label not in slow]
+        if n in TELLING:
+            labels.append("lesson")
         rows += compare(m, n, torch.float16, labels)
     columns = ["direction", "M", "N", *RATES, "lesson", "ceiling", "of ceiling", *LEAD]
     return pd.DataFrame(rows).reindex(columns=columns)
 
 
-@study.table("layer-norm-backward", part=PART, times=LEAD)
+@study.table("layer-norm-backward", times=LEAD)
 def backward(args):
     """GB/s of the backward in float16, and roundoff's share of the ceiling."""
     found = speed()
     return found[found["direction"] == "backward"].drop(columns="direction")
 
 
-@study.table("layer-norm-forward", part=PART, times=LEAD)
+@study.table("layer-norm-forward", times=LEAD)
 def forward(args):
     """GB/s of the forward in float16, and roundoff's rate over the best baseline's."""
     found = speed()
@@ -215,7 +214,7 @@ if not gpu:
     CASES = [(torch.float32, 64, 256)]
 
 
-@study.table(part=PART, times=LEAD)
+@study.table(times=LEAD)
 def types(args):
     """Other types, numbers of rows and widths."""
     rows = []
@@ -230,7 +229,7 @@ def types(args):
 # --- Calls as a user writes them, launches included. ---------------------------------------------
 
 
-@study.table(part=PART, times=["× torch", "low", "high"])
+@study.table(times=["× torch", "low", "high"])
 def launches(args):
     """Time of a call over torch's, launches included: float16, 4096 × 1024."""
     m, n = (ROWS, 1024) if gpu else (16, 64)

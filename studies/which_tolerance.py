@@ -10,8 +10,8 @@ tolerances calibrated on inputs are held against the same results.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
+from functools import cache, partial
 from itertools import product
 from typing import Any
 
@@ -34,6 +34,7 @@ study = Study(
     "plot_which_tolerance",
     "How often a tolerance fails a correct result, and which faults it lets pass.",
     on="amd-epyc-2-cores",
+    part="cpu",
 )
 FRESH, FEEDS = (20, 5) if fast else (300, 40)  # inputs of each model, and of each fault
 
@@ -302,22 +303,21 @@ def rms(result):
     return float(result.double().square().mean().sqrt())
 
 
-def bound_of(name, dtype):
-    """2nu Σ|a||b|, of a model that is one product."""
+def beyond_bound(name, dtype, runs):
+    """How many results exceed 2nu Σ|a||b|, of a model that is one product."""
     weights = {
         t.name: np.abs(numpy_helper.to_array(t).astype(float))
         for t in MODELS[name].proto("float32", dtype).graph.initializer
     }
     w, bias = (torch.tensor(weights[k]) if k in weights else 0.0 for k in "WB")
-    tol = tolerance(dtype, len(w) + ("B" in weights), accumulate="float32")
+    tol, count = tolerance(dtype, len(w) + ("B" in weights), accumulate="float32"), 0
+    for feeds, got, expected in runs:
+        size = feeds["X"].double().abs() @ w + bias
+        count += not tolerance_used(got, expected, size, tol) <= 1
+    return count
 
-    def check(feeds, got, expected):
-        return tolerance_used(got, expected, feeds["X"].double().abs() @ w + bias, tol) <= 1
 
-    return check
-
-
-@functools.cache
+@cache
 def calibrated(name, dtype, count):
     """The tolerance from both results on so many inputs."""
     one, other = sides(MODELS[name], dtype)
@@ -325,67 +325,62 @@ def calibrated(name, dtype, count):
     return calibrated_tolerance((one(fed), other(fed)) for fed in feeds)
 
 
-def checks(name, dtype):
-    """Every tolerance that a model of a type has: does a result pass beside the expected one?"""
+def rejected(name, dtype, runs):
+    """How many results of runs (inputs, result, expected one) each tolerance of a model fails."""
     rtol = TYPED[dtype]
-    found = {
-        DEFAULTS: lambda _, got, expected: close(got, expected),
-        RTOL: lambda _, got, expected: close(got, expected, rtol=rtol, atol=0),
-        BOTH: lambda _, got, expected: close(got, expected, rtol=rtol, atol=rtol),
-        SHARE: lambda _, got, expected: close(got, expected, rtol=rtol, atol=rtol * rms(expected)),
+    few, many = (calibrated(name, dtype, count).allows for count in (33, 40 if fast else 300))
+    checks = {
+        DEFAULTS: close,
+        RTOL: partial(close, rtol=rtol, atol=0),
+        BOTH: partial(close, rtol=rtol, atol=rtol),
+        SHARE: lambda got, expected: close(got, expected, rtol=rtol, atol=rtol * rms(expected)),
+        FEW: few,
+        FREE: partial(few, any_scale=True),
+        MANY: many,
+    }
+    failed = {
+        method: sum(not passes(got, expected) for _, got, expected in runs)
+        for method, passes in checks.items()
     }
     if name in ("product", "long product"):
-        found[BOUND] = bound_of(name, dtype)
-    few, many = (calibrated(name, dtype, count).allows for count in (33, 40 if fast else 300))
-    found[FEW] = lambda _, got, expected: few(got, expected)
-    found[FREE] = lambda _, got, expected: few(got, expected, any_scale=True)
-    found[MANY] = lambda _, got, expected: many(got, expected)
-    return found
-
-
-def rejected(name, dtype, got, expected, seeds):
-    """How many results of a run each tolerance of a model fails, beside those of another run."""
-    held, proto = checks(name, dtype), MODELS[name].proto(dtype)
-    failed = dict.fromkeys(held, 0)
-    for seed in seeds:
-        feeds = feeds_of(proto, seed)
-        results = got(feeds), expected(feeds)
-        for method, passes in held.items():
-            failed[method] += not passes(feeds, *results)
+        failed[BOUND] = beyond_bound(name, dtype, runs)
     return failed
 
 
-@study.table(part="cpu")
+@study.table()
 def alarms(args):
     """Of fresh inputs of a correct model, those that fail."""
     for name, dtype in product(MODELS, TYPES):
-        case = {"model": name, "dtype": dtype, "fresh": FRESH}
-        failed = rejected(name, dtype, *sides(MODELS[name], dtype), range(FRESH))
-        for method, count in failed.items():
+        (one, other), proto = sides(MODELS[name], dtype), MODELS[name].proto(dtype)
+        drawn = [feeds_of(proto, seed) for seed in range(FRESH)]
+        runs = [(feeds, one(feeds), other(feeds)) for feeds in drawn]
+        for method, count in rejected(name, dtype, runs).items():
+            case = {"model": name, "dtype": dtype, "fresh": FRESH}
             yield case | {"method": method, "failed": count}
 
 
-@study.table(part="cpu")
+@study.table()
 def faults(args):
     """Of inputs of a wrong model, those on which it is caught; its size over the output's RMS."""
-    seeds = range(10**5, 10**5 + FEEDS)
     for (name, fault), dtype in product(FAULTS.items(), TYPES):
-        right, other = sides(MODELS[fault.model], dtype)
-        wrong, sizes = sides(MODELS[fault.model], dtype, fault)[1], []
-        for seed in seeds:
-            feeds = feeds_of(MODELS[fault.model].proto(dtype), seed)
-            got, truth = wrong(feeds).double(), other(feeds).double()
+        model = MODELS[fault.model]
+        right, other = sides(model, dtype)
+        wrong, runs, sizes = sides(model, dtype, fault)[1], [], []
+        for seed in range(10**5, 10**5 + FEEDS):
+            feeds = feeds_of(model.proto(dtype), seed)
+            got, truth = wrong(feeds), other(feeds).double()
             sizes.append(float((got - truth).square().mean() / truth.square().mean()))
+            runs.append((feeds, got, right(feeds)))
         case = {"fault": name, "model": fault.model, "dtype": dtype, "feeds": FEEDS}
         case["size"] = float(np.sqrt(np.mean(sizes)))
-        for method, count in rejected(fault.model, dtype, wrong, right, seeds).items():
+        for method, count in rejected(fault.model, dtype, runs).items():
             yield case | {"method": method, "caught": count}
 
 
 # --- How sharp a bound is, and where a tolerance is of no use. -----------------------------------
 
 
-@study.table(part="cpu")
+@study.table()
 def sharp(args):
     """How much of its bound a sum of chosen terms reaches."""
     terms, u = 1000, 2.0**-24
@@ -411,7 +406,7 @@ def norm(x, one_pass):
     return (x - mean) / (variance + 1e-5).sqrt()
 
 
-@study.table(part="cpu")
+@study.table()
 def limits(args):
     """Inputs on which a result exceeds a tolerance: correct results that fail, faults caught."""
     count = min(FRESH, 100)

@@ -54,6 +54,7 @@ study = Study(
     "plot_whole_model",
     "A trained model in eager PyTorch, inductor and ONNX Runtime: times, costs, texts.",
     on="nvidia-h200",
+    part="processor",
 )
 LAYERS = 1 if QUICK else None  # all
 #: Rows of a decode step; types, after the first without CUDA graphs; seconds for each case.
@@ -122,7 +123,7 @@ def prepare(model, way):
         return model(**inputs).logits
 
     # torch.compile keeps what it compiled by code object: one for each way.
-    forward.__code__ = forward.__code__.replace(co_name=way.replace(", ", "_").replace("-", "_"))
+    forward.__code__ = forward.__code__.replace(co_name="forward_apart")
     if WAYS[way] is None:
         return forward
     return torch.compile(forward, dynamic=False, fullgraph=True, **WAYS[way])
@@ -196,16 +197,13 @@ def contest(model, case, batch, chosen):
 @functools.cache
 def contests():
     """A row for each case, type and way, once for both tables."""
-    trained, text, _ = loaded()
     plain = ("inductor", "roundoff")[QUICK:]
     graphs = (GRAPH, BEST)[QUICK:] if CUDA else ()
-    with torch.no_grad():  # what a first compilation imports is no part of the others
-        for way in plain + graphs:
-            torch.compile(torch.nn.Linear(4, 4, device=DEVICE), **WAYS[way])(text[:, :4].float())
+    # The first call of the prefill imports what compiling needs.
     cases = [("prefill", 4 if CUDA else 1), *(("decode", batch) for batch in BATCHES)]
     found = []
     for dtype in DTYPES:
-        model = trained.model(getattr(torch, dtype), device=DEVICE)
+        model = loaded()[0].model(getattr(torch, dtype), device=DEVICE)
         for case, batch in cases if dtype == DTYPES[0] else cases[:2]:
             # On a GPU compiling takes most of the time: each case has the ways that tell most.
             replayed = graphs if case == "decode" and dtype == DTYPES[0] else ()
@@ -215,13 +213,13 @@ def contests():
     return pd.DataFrame(found)
 
 
-@study.table(part="processor", times=RATIOS)
+@study.table(times=RATIOS)
 def times(args):
     """Time over inductor's and tokens a second, by case and batch."""
     return contests().drop(columns=APART)
 
 
-@study.table(part="processor", times=APART)
+@study.table(times=APART)
 def costs(args):
     """Seconds of the first call; memory beside the model."""
     same = ["case", "dtype", "batch", "optimization", "processor"]
@@ -242,13 +240,13 @@ def text_of(model, asked, tokens, **options):
     return written, time.perf_counter() - start
 
 
-@study.table(part="processor", times=["first run", "known run", "eager run"])
+@study.table(times=["first run", "known run", "eager run"])
 def words(args):
     """Greedy texts in float32: tokens, those that differ from eager's, conversions, seconds."""
     trained = load_trained(layers=LAYERS)
     asked, model = [trained.prompt(text) for _, text in prompts(3)], trained.model(device=DEVICE)
     texts = {"first": asked[:1], "another length": asked[1:2], "two at once": asked[1:]}
-    plain, rows, graphs = model.forward, [], []
+    plain, graphs = model.forward, []
     backend = partial(onnx_custom_backend, storage={"instance": graphs})
     compiled = torch.compile(plain, backend=backend, dynamic=True)
     write = partial(text_of, model, tokens=6 if QUICK else 48, disable_compile=True)
@@ -258,15 +256,19 @@ def words(args):
         written, first = write(texts[name])
         _, again = write(texts[name])
         model.forward = plain
-        rows.append(
-            {"cache": "growing", "asked": name, "layers": trained.config.num_hidden_layers}
-            | {"processor": PROCESSOR}
-            | {"tokens": written.numel(), "other words": int((written != eager).sum())}
-            | {"conversions": len(graphs) - known}
-            | {"first run": first, "known run": again, "eager run": usual}
-        )
+        yield {
+            "cache": "growing",
+            "asked": name,
+            "layers": trained.config.num_hidden_layers,
+            "processor": PROCESSOR,
+            "tokens": written.numel(),
+            "other words": int((written != eager).sum()),
+            "conversions": len(graphs) - known,
+            "first run": first,
+            "known run": again,
+            "eager run": usual,
+        }
     torch._dynamo.reset()
-    return rows
 
 
 # --- generate, as people call it
@@ -298,7 +300,7 @@ CALLS = {
 
 
 @functools.cache
-def caller(way, count):
+def caller(count, way):
     """What writes texts in one of the ways, made once in each process."""
     trained = load_trained(layers=LAYERS)
     model = trained.model(getattr(torch, TEXTS_IN), device=DEVICE)
@@ -309,9 +311,9 @@ def caller(way, count):
     return partial(text_of, model, asked, WRITTEN, **options)
 
 
-def write(way, count):
+def write(count, way):
     """A text, in a process that one way has for itself, and seconds."""
-    written, seconds = caller(way, count)()
+    written, seconds = caller(count, way)()
     return tuple(map(tuple, written.tolist())), seconds
 
 
@@ -342,22 +344,20 @@ def race():
         # Symbolic sizes take longest to trace: one row tells.
         if count == 1 or way not in ("inductor", "roundoff")
     }
-    begun = {task: pool.submit(write, task[1], task[0]) for task, pool in pools.items()}
+    begun = {task: pool.submit(write, *task) for task, pool in pools.items()}
     made = {task: [first.result()] for task, first in begun.items()}
-    for count in QUESTIONS:
-        for _ in range(ROUNDS + 1):  # a CUDA graph is recorded while the second text is written
-            for (number, way), pool in pools.items():
-                if number == count:
-                    made[number, way].append(pool.submit(write, way, number).result())
+    for _ in range(ROUNDS + 1):  # a CUDA graph is recorded while the second text is written
+        for task, pool in pools.items():
+            made[task].append(pool.submit(write, *task).result())
     for pool in pools.values():
         pool.shutdown()
     return made
 
 
-@study.table(part="processor", times=["first text", "tokens/s", "× eager", "low", "high"])
+@study.table(times=["first text", "tokens/s", "× eager", "low", "high"])
 def generate(args):
     """generate, as it is called: seconds of the first text, tokens a second, and its text."""
-    made, trained, rows = race(), load_trained(layers=LAYERS), []
+    made, trained = race(), load_trained(layers=LAYERS)
     truth = Float64Llama(trained, DEVICE)
     for (count, way), found in made.items():
         texts, seconds = zip(*found, strict=True)
@@ -365,24 +365,21 @@ def generate(args):
         timed, asked = seconds[2:], [trained.prompt(words) for _, words in prompts(count)]
         ratios = [b / a for a, b in zip(timed, base[2:], strict=True)]
         other = torch.tensor(texts[-1]) != torch.tensor(usual[-1])
-        rows.append(
-            {
-                "optimization": way,
-                "dtype": TEXTS_IN,
-                "batch": count,
-                "tokens": count * WRITTEN,
-                "behind": max(behind(truth, asked, text) for text in set(texts)),
-                "not eager's": int(other.sum()),
-                "different texts": len(set(texts)),
-                "first text": seconds[0],
-                "tokens/s": count * WRITTEN / median(timed),
-                "× eager": median(ratios),
-                "low": min(ratios),
-                "high": max(ratios),
-                "processor": PROCESSOR,
-            }
-        )
-    return rows
+        yield {
+            "optimization": way,
+            "dtype": TEXTS_IN,
+            "batch": count,
+            "tokens": count * WRITTEN,
+            "behind": max(behind(truth, asked, text) for text in set(texts)),
+            "not eager's": int(other.sum()),
+            "different texts": len(set(texts)),
+            "first text": seconds[0],
+            "tokens/s": count * WRITTEN / median(timed),
+            "× eager": median(ratios),
+            "low": min(ratios),
+            "high": max(ratios),
+            "processor": PROCESSOR,
+        }
 
 
 # --- Values: what pages may print. Name, datum and statistic, table, column; rows; a test. -------

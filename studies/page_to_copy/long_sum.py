@@ -14,11 +14,12 @@ study = Study(
     "plot_long_sum",  # the page
     "Sums of one number, added one after another in float32.",
     on="MACHINE",  # whose numbers the page prints: the name of the record's file
+    part="cpu",  # what computes them
     count=(1_000_000, "numbers in the longest sum", 1),  # an option of the command line
 )
 
 
-@study.table(part="cpu")  # a table is a function that gives rows; times=[...] for a second run
+@study.table()  # a table is a function that gives rows; times=[...] for a second run
 def sums(args):
     """The error of the sum for several numbers."""
     rows = []

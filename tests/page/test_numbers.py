@@ -31,11 +31,11 @@ def test_a_correctly_printed_number_holds_and_its_neighbours_do_not(
     # Halfway, as far as a float64 can tell, two texts are right.
     assume(abs(abs(scaled % 1) - 0.5) > max(1e-6, 2 * math.ulp(scaled)))
     text = f"{value:.{digits}f}"
-    assert Number("", text).holds(value)
-    assert Number("", f"{value:,.{digits}f}".replace("-", "−")).holds(value)
+    assert Number(text).holds(value)
+    assert Number(f"{value:,.{digits}f}".replace("-", "−")).holds(value)
     for step in (-1, 1):
         changed = f"{float(text) + step * 10.0**-digits:.{digits}f}"
-        assert not Number("", changed).holds(value), changed
+        assert not Number(changed).holds(value), changed
 
 
 @pytest.mark.parametrize(
@@ -52,12 +52,12 @@ def test_a_correctly_printed_number_holds_and_its_neighbours_do_not(
     ],
 )
 def test_a_number_is_read_as_it_is_printed(text: str, value: float, holds: bool) -> None:
-    assert Number("", text).holds(value) == holds
+    assert Number(text).holds(value) == holds
 
 
 def test_about_allows_a_fifth() -> None:
     for number in (20.0, -0.3):
-        about = Number("about", repr(number))
+        about = Number(f"about {number!r}")
         assert all(about.holds(factor * number) for factor in (0.8001, 1, 1.1999))
         assert not any(about.holds(factor * number) for factor in (0.7999, 1.2001, -1))
 
@@ -74,7 +74,7 @@ def test_about_allows_a_fifth() -> None:
     ],
 )
 def test_another_machine_shows_as_many_digits(text: str, value: float, shown: str) -> None:
-    assert Number("", text).shown(value) == shown
+    assert Number(text).shown(value) == shown
 
 
 # --- which rows

@@ -24,8 +24,8 @@ def checkout(tmp_path: Path, monkeypatch) -> Path:
 
 
 def record(*words: str) -> None:
-    made = Study("plot_x", on="machine")
-    made.table("t", part="cpu")(lambda args: [{"n": 1}])
+    made = Study("plot_x", on="machine", part="cpu")
+    made.table("t")(lambda args: [{"n": 1}])
     made.main(["--record", *words])
 
 

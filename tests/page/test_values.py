@@ -82,9 +82,9 @@ KEPT = Path("kept", "plot_x", "some-2-cores.json")
 
 
 def study(rows: Callable[[Any], Any] = lambda args: ROWS) -> Study:
-    made = Study("plot_x", "Sums.", on="some-2-cores", length=(8, "values", 1))
-    made.table("t", part="cpu", times=["ratio", "low", "high"])(rows)
-    made.table("u", part="cpu")(lambda args: [{"length": args.length}])
+    made = Study("plot_x", "Sums.", on="some-2-cores", part="cpu", length=(8, "values", 1))
+    made.table("t", times=["ratio", "low", "high"])(rows)
+    made.table("u")(lambda args: [{"length": args.length}])
     chosen = {"way": "np.sum"}
     made.value("results", "of np.sum", "t", "results", where=chosen, test=lambda v: v.value > 1)
     made.value("time", "time", "t", "ratio", where={"way": "float64"}, **COMPARED)

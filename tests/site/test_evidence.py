@@ -37,8 +37,8 @@ ROWS = pd.DataFrame(
 
 
 def study() -> Study:
-    made = Study("plot_a", on=H200)
-    made.table("t", part="cpu")(lambda args: ROWS)
+    made = Study("plot_a", on=H200, part="cpu")
+    made.table("t")(lambda args: ROWS)
     made.value(
         "results",
         "results of np.sum",

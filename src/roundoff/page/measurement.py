@@ -38,13 +38,15 @@ class Study:
         What is measured; ``--help`` shows it.
     on : str
         The machine whose numbers pages print.
+    part : str
+        What computes the rows of its tables: "cpu", "gpu", or the column that says so.
     **options
         As :func:`roundoff.script.get_parsed_args` takes them.
 
     Examples
     --------
-    >>> study = Study("plot_x", on="nvidia-h200")
-    >>> @study.table(part="cpu")
+    >>> study = Study("plot_x", on="nvidia-h200", part="cpu")
+    >>> @study.table()
     ... def sums(args):
     ...     return [{"terms": 2, "sum": 4}]
     >>> study.value("even", "sum of two terms", "sums", "sum", test=lambda v: v.value % 2 == 0)
@@ -52,31 +54,28 @@ class Study:
     {'value': 4.0, 'test': True}
     """
 
-    def __init__(self, page: str, about: str | None = None, *, on: str, **options: Any) -> None:
-        self.page, self.about, self.on, self.options = page, about, on, options
+    def __init__(
+        self, page: str, about: str | None = None, *, on: str, part: str, **options: Any
+    ) -> None:
+        self.page, self.about, self.on, self.part, self.options = page, about, on, part, options
         self.values: list[Value] = []
         self.tables: dict[str, Rows] = {}
-        self.parts: dict[str, str] = {}
         self.times: dict[str, list[str]] = {}
 
-    def table(
-        self, name: str = "", *, part: str, times: Sequence[str] = ()
-    ) -> Callable[[Rows], Rows]:
+    def table(self, name: str = "", *, times: Sequence[str] = ()) -> Callable[[Rows], Rows]:
         """Add the decorated function, which takes the options and gives the rows.
 
         Parameters
         ----------
         name : str
             Name of the table; by default the function's.
-        part : str
-            What computes the rows: "cpu", "gpu", or the column that says so.
         times : sequence of str
             Columns that a second run keeps beside the first's: times, and what changes with them.
         """
 
         def add(rows: Rows) -> Rows:
             table = name or rows.__name__
-            self.tables[table], self.parts[table] = rows, part
+            self.tables[table] = rows
             if times:
                 self.times[table] = list(times)
             return rows
@@ -132,7 +131,7 @@ class Study:
             self._measure(args, chosen),
             env,
             {name: getattr(args, name) for name in self.options},
-            parts=self.parts,
+            parts=dict.fromkeys(chosen, self.part),
             times=self.times,
             second=args.second,
         )

@@ -16,28 +16,24 @@ class Number:
 
     Attributes
     ----------
-    kind : str
-        "about", or "".
     text : str
-        As it is printed, such as ``1,536``, ``2.4e-5`` or ``18.3%`` (of a share, 0.183).
+        As it is printed, such as ``1,536``, ``2.4e-5``, ``about 20`` or ``18.3%`` (of a share,
+        0.183).
 
     Examples
     --------
-    >>> Number("", "0.019").holds(0.0186), Number("", "0.018").holds(0.0186)
-    (True, False)
-    >>> Number("about", "20").holds(23.5)
-    True
-    >>> Number("", "122").shown(98.44)
+    >>> Number("0.019").holds(0.0186), Number("0.018").holds(0.0186), Number("about 20").holds(23.5)
+    (True, False, True)
+    >>> Number("122").shown(98.44)
     '98.4'
     """
 
-    kind: str
     text: str
 
     def holds(self, value: float) -> bool:
         """Whether *value* rounds to the number as printed; ±20 % after "about"."""
-        number, digit = _parse(self.text)
-        if self.kind == "about":
+        number, digit = _parse(self.text.removeprefix("about "))
+        if self.text.startswith("about "):
             return abs(value - number) <= _TOLERANCE * abs(number)
         return abs(value - number) <= 0.5 * digit * (1 + 1e-9)
 

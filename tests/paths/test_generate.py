@@ -161,7 +161,6 @@ def test_what_draws_random_numbers_is_not_recorded() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.minutes
 @pytest.mark.skipif(not CUDA, reason="on two cores 30 layers take minutes")
 @pytest.mark.parametrize("rows", [1, 8])
 def test_a_trained_model_writes_eagers_text(rows: int) -> None:

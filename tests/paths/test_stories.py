@@ -346,7 +346,9 @@ def test_page_and_study_on_layer_norms_agree_bit_for_bit(told: Told) -> None:
     for dtype in "float16", "bfloat16", "float32":
         for label in "roundoff", "torch":
             for result, said in ours.loc[f"{label}, {dtype}"].items():
-                assert theirs.loc[(dtype, result), f"{label} RMS"] == pytest.approx(said, rel=1e-7)
+                assert theirs.loc[(dtype, result), f"{label} RMS"] == pytest.approx(
+                    said, rel=1e-7, abs=1e-7
+                )
 
 
 @pytest.mark.parametrize("record", read_records(FASTEST), ids=lambda record: record.machine)
@@ -445,19 +447,6 @@ def test_each_operator_adds_its_pass(told: Told) -> None:
     assert exponential < 2, "arithmetic costs no pass"
     assert eight > 2.5, "eight operators cost more than one"
     assert eight > four
-
-
-@on(LLAMA)
-def test_page_and_study_of_the_backend_agree_bit_for_bit(told: Told) -> None:
-    study = study_of("llama_backend")
-    names = told.names
-    inputs = study["random_tokens"](study["SIZES"]["tiny"], False, "cpu", padding="right")
-    layer = study["Llama"](study["SIZES"]["tiny"])
-    with torch.no_grad():
-        truth = study["captured"](layer, inputs).truth()
-        run, _ = study["prepare"](layer, "roundoff, tier 3")
-        theirs, ours = run(*inputs), names["calls"]["library, tiers 1 to 3"]()
-    assert all(map(torch.equal, [*truth, *theirs], [*names["truth"], *ours]))
 
 
 # --- ONNX Runtime under torch.compile

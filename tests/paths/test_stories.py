@@ -338,19 +338,6 @@ def test_what_the_page_on_the_fastest_layer_norm_says_of_its_output(told: Told) 
     assert (live["torch"] > 1.2 * live.get("step by step", 0)).all(), "faster at each width"
 
 
-@on(FASTEST)
-def test_page_and_study_on_layer_norms_agree_bit_for_bit(told: Told) -> None:
-    study = study_of("triton_layer_norm")
-    rows = [row for dtype in study["TYPES"] for row in study["errors"](12, 96, dtype)]
-    theirs, ours = pd.DataFrame(rows).set_index(["dtype", "result"]), told.names["typical"]
-    for dtype in "float16", "bfloat16", "float32":
-        for label in "roundoff", "torch":
-            for result, said in ours.loc[f"{label}, {dtype}"].items():
-                assert theirs.loc[(dtype, result), f"{label} RMS"] == pytest.approx(
-                    said, rel=1e-7, abs=1e-7
-                )
-
-
 @pytest.mark.parametrize("record", read_records(FASTEST), ids=lambda record: record.machine)
 def test_what_the_page_times_was_compared_with_float64(record: Record) -> None:
     """And the best library at each width is that of both runs."""

@@ -33,6 +33,7 @@ MODES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "static, graph": (GRAPH, {"cache_implementation": "static"}),
 }
 SIZES = {"hidden_size": 64, "num_attention_heads": 4, "head_dim": 16, "num_hidden_layers": 2}
+SIZES |= {"tie_word_embeddings": False}
 
 
 def decoder(kind: str) -> Any:

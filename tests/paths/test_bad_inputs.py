@@ -44,6 +44,10 @@ MODEL = onnx.parser.parse_model(
     '<ir_version: 10, opset_import: ["" : 18]> g (float[n, 3] X, int64[k] rows) => '
     "(float[k, 3] Z) { Y = Exp(X)  Z = Gather(Y, rows) }"
 )
+UNKNOWN = onnx.parser.parse_model(
+    '<ir_version: 10, opset_import: ["" : 18, "my.own" : 1]> g (float[3] X) => (float[3] Z) '
+    "{ Z = my.own.Twirl(X) }"
+)
 #: A file that did not arrive whole.
 CUT = models.layer_norm_matmul().SerializeToString()[:-1]
 
@@ -267,6 +271,7 @@ def of_one_model() -> list[Callable[[], Any]]:
     return [
         *(partial(compare_runtimes, MODEL, **{"calibration": 0} | o) for o in options),
         lambda: TorchOnnxEvaluator(MODEL, custom_kernels={("", "Exp"): 3}),
+        *(partial(reader, UNKNOWN) for reader in (ort.session, compare_runtimes)),
         lambda: ort.session(MODEL, session_options={"intra_op_num_threads": "two"}),
         lambda: localize(one, TorchOnnxEvaluator(models.layer_norm_matmul()), FEEDS),
         lambda: localize(one, one, FEEDS, truth=one),

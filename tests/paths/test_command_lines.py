@@ -87,18 +87,6 @@ def test_a_script_and_its_options_are_as_printed(capsys: pytest.CaptureFixture) 
             assert options <= set(re.findall(r"--\w+", capsys.readouterr().out)), words
 
 
-@with_venv
-def test_a_page_that_is_not_there() -> None:
-    for words, said in (
-        (["page"], "needs PAGE"),
-        (["page", "PAGE=nonsense"], "there is no gallery"),
-    ):
-        refused = command("make", "--assume-old=.venv/installed-cpu", *words)
-        assert refused.returncode == 2
-        assert said in refused.stderr
-    assert command("make", "--dry-run", "page", "PAGE=plot_reduction_order").returncode == 0
-
-
 # --- what is not a page
 
 

@@ -138,12 +138,6 @@ def test_the_type_of_a_sum_matters_more_than_its_length(told: Told) -> None:
     assert ratio.between(1e8, 1e9).all(), "more than a hundred million times smaller"
 
 
-@on(REDUCTION)
-def test_page_and_study_on_sums_agree_bit_for_bit(told: Told) -> None:
-    study = study_of("reduction_order")
-    assert np.array_equal(told.names["orders"], study["arranged"]("normal", "float32"))
-
-
 # --- two runtimes
 
 RUNTIMES = "plot_layer_norm_discrepancies"

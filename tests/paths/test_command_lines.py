@@ -18,11 +18,7 @@ import roundoff
 
 from .pages import PAGES, ROOT, TEXTS, cells, study_of
 
-PYTHON = "(?:\\.venv/bin/)?python "
-_COMMAND = re.compile(
-    rf"(?:\b[A-Z_]+=\S+\s+)*(?:make [a-z]|{PYTHON}|pip install |git clone |jupyter |"
-    r"\.venv/bin/pre-commit )[^`#\n]*"
-)
+_COMMAND = re.compile(r"(?:[A-Z_]+=\S+\s+)*(?:make [a-z]|(?:\.venv/bin/)?python )[^`#\n]*")
 
 
 def printed(text: str) -> list[str]:
@@ -43,12 +39,11 @@ def every_command() -> set[str]:
     return {command for text in texts for command in printed(text)}
 
 
-def command(*words: str, folder: Path | None = None, **env: str) -> subprocess.CompletedProcess:
-    quick = {"UNITTEST_GOING": "1", "OMP_NUM_THREADS": "1"}
+def command(*words: str, folder: Path = ROOT) -> subprocess.CompletedProcess:
     return subprocess.run(
         [sys.executable if words[0] == "python" else words[0], *words[1:]],
-        cwd=folder or ROOT,
-        env=os.environ | quick | {"COLUMNS": "100"} | env,
+        cwd=folder,
+        env=os.environ | {"UNITTEST_GOING": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "100"},
         capture_output=True,
         text=True,
         check=False,

@@ -85,16 +85,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             register_backend(onnx_custom_backend, name="roundoff")
         left = [item for item in items if _is_left_out(item)]
         config.hook.pytest_deselected(items=left)
-        items[:] = _spread([item for item in items if item not in left])
-
-
-def _spread(items: list[pytest.Item]) -> list[pytest.Item]:
-    """The tests that take minutes at equal distances: pytest-xdist gives each worker a stretch."""
-    long = [item for item in items if item.get_closest_marker("minutes")]
-    rest = [item for item in items if item not in long]
-    for k, item in enumerate(long):
-        rest.insert(k * (len(items) // len(long)), item)
-    return rest
+        items[:] = [item for item in items if item not in left]
 
 
 def _is_left_out(item: pytest.Item) -> bool:

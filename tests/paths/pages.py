@@ -83,13 +83,6 @@ def run(tree: ast.Module, names: dict[str, Any], where: str) -> list[Any]:
     return values
 
 
-def answer(path: Path) -> str:
-    """The answer's box of a page, as it stands in the docstring."""
-    docstring = path.read_text(encoding="utf-8").split('"""')[1]
-    _, _, box = docstring.partition("\n.. answer::")
-    return re.split(r"\n(?=\S)", box, maxsplit=1)[0] + "\n"
-
-
 @functools.cache
 def snippets() -> dict[str, Snippet]:
     """Every block of Python that an answer, the README or a text of docs/ prints, by place.
@@ -98,7 +91,8 @@ def snippets() -> dict[str, Snippet]:
     """
     found = {}
     for name, path in (PAGES | TEXTS).items():
-        shown = answer(path) if path.suffix == ".py" else path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
+        shown = text.split('"""')[1] if path.suffix == ".py" else text
         codes = [textwrap.dedent(code) for _, code in _BLOCK.findall(shown)]
         for i, code in enumerate([*codes, *_FENCE.findall(shown)]):
             place = f"{name}/{i + 1}" if i else name

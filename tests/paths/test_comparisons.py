@@ -37,6 +37,18 @@ def test_a_model_without_a_truth_is_refused_by_the_name_of_its_operator() -> Non
         compare_runtimes(model, {"X": torch.ones(4, 8)}, providers=CPU, calibration=0)
 
 
+def test_an_overflow_in_float16_is_named_with_its_node() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 18]> g (float16[n, 8] X) => (float16[n, 8] Z) '
+        "{ Y = Mul(X, X)  W = Sub(Y, Y)  Z = Add(W, X) }"
+    )
+    feeds = {"X": torch.full((2, 8), 300).half()}
+    found = compare_runtimes(model, feeds, providers=CPU)
+    # ONNX Runtime computes float16 in float32 on a CPU, node for node it overflows, too.
+    assert "first NaN or infinity: Mul_0 (Mul -> Y), in torch and ORT" in str(found)
+    assert "a Cast to float32 before it" in found.advice[0]
+
+
 def test_equal_bits_that_are_both_wrong_are_no_nothing() -> None:
     """An underflow, a cancellation, a sum that swallows: the same in both runtimes."""
     for text, x in (

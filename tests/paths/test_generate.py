@@ -33,6 +33,7 @@ MODES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "static, graph": (GRAPH, {"cache_implementation": "static"}),
 }
 SIZES = {"hidden_size": 64, "num_attention_heads": 4, "head_dim": 16, "num_hidden_layers": 2}
+SIZES |= {"tie_word_embeddings": False}
 
 
 def decoder(kind: str) -> Any:
@@ -161,7 +162,6 @@ def test_what_draws_random_numbers_is_not_recorded() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.minutes
 @pytest.mark.skipif(not CUDA, reason="on two cores 30 layers take minutes")
 @pytest.mark.parametrize("rows", [1, 8])
 def test_a_trained_model_writes_eagers_text(rows: int) -> None:

@@ -3,9 +3,7 @@
 import re
 import sys
 
-from roundoff.record import RECORDED, read_record
-
-from .pages import ROOT
+from .pages import ROOT, record_of
 
 sys.path.insert(0, str(ROOT / "studies"))
 import readme_picture
@@ -15,12 +13,10 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 def test_the_two_numbers_are_those_of_the_records() -> None:
     first, second = re.findall(r"^\* \*\*([\d.]+) ?(?:times|%)\.\*\*", README, re.MULTILINE)
-    gaps = read_record(RECORDED / "plot_layer_norm_discrepancies" / "nvidia-h200.json").tables[
-        "gaps"
-    ]
+    gaps = record_of("plot_layer_norm_discrepancies", "nvidia-h200").tables["gaps"]
     (row,) = gaps[gaps["tf32"] == "ORT alone"].to_dict("records")
     assert f"{row['ORT error'] / row['torch error']:.0f}" == first
-    texts = read_record(RECORDED / "plot_batch_invariance" / "nvidia-h200.json").tables["texts"]
+    texts = record_of("plot_batch_invariance", "nvidia-h200").tables["texts"]
     (row,) = texts[(texts["way"] == "torch") & (texts["served"] == "server")].to_dict("records")
     assert f"{100 * row['other texts']:.0f}" == second
     # Each is said again in the sentence beside it.
@@ -50,6 +46,6 @@ def test_the_number_that_is_cited_as_an_example_is_recorded_so() -> None:
     page = (ROOT / "docs" / "cite.rst").read_text("utf-8")
     pattern = r"^   (plot_\w+)#([\w.]+), (.+), (\d{4}-\d\d-\d\d), commit (\w+)$"
     ((name, number, machine, date, commit),) = re.findall(pattern, page, re.MULTILINE)
-    record = read_record(RECORDED / name / f"{machine.lower().replace(' ', '-')}.json")
+    record = record_of(name, machine.lower().replace(" ", "-"))
     run = record.provenance[record.values[number]["of"]]
     assert (run.date[:10], run.commit[:10]) == (date, commit)

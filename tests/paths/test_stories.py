@@ -138,12 +138,6 @@ def test_the_type_of_a_sum_matters_more_than_its_length(told: Told) -> None:
     assert ratio.between(1e8, 1e9).all(), "more than a hundred million times smaller"
 
 
-@on(REDUCTION)
-def test_page_and_study_on_sums_agree_bit_for_bit(told: Told) -> None:
-    study = study_of("reduction_order")
-    assert np.array_equal(told.names["orders"], study["arranged"]("normal", "float32"))
-
-
 # --- two runtimes
 
 RUNTIMES = "plot_layer_norm_discrepancies"
@@ -338,19 +332,6 @@ def test_what_the_page_on_the_fastest_layer_norm_says_of_its_output(told: Told) 
     assert (live["torch"] > 1.2 * live.get("step by step", 0)).all(), "faster at each width"
 
 
-@on(FASTEST)
-def test_page_and_study_on_layer_norms_find_the_same_errors(told: Told) -> None:
-    """Each against its own float64: the page's formulas, and torch's."""
-    study = study_of("triton_layer_norm")
-    rows = [row for dtype in study["TYPES"] for row in study["errors"](12, 96, dtype)]
-    theirs, ours = pd.DataFrame(rows).set_index(["dtype", "result"]), told.names["typical"]
-    for dtype in "float16", "bfloat16", "float32":
-        for label in "roundoff", "torch":
-            for result, said in ours.loc[f"{label}, {dtype}"].items():
-                found = theirs.loc[(dtype, result), f"{label} RMS"]
-                assert found == pytest.approx(said, rel=1e-7, abs=1e-7)
-
-
 @pytest.mark.parametrize("record", read_records(FASTEST), ids=lambda record: record.machine)
 def test_what_the_page_times_was_compared_with_float64(record: Record) -> None:
     """And the best library at each width is that of both runs."""
@@ -447,19 +428,6 @@ def test_each_operator_adds_its_pass(told: Told) -> None:
     assert exponential < 2, "arithmetic costs no pass"
     assert eight > 2.5, "eight operators cost more than one"
     assert eight > four
-
-
-@on(LLAMA)
-def test_page_and_study_of_the_backend_agree_bit_for_bit(told: Told) -> None:
-    study = study_of("llama_backend")
-    names = told.names
-    inputs = study["random_tokens"](study["SIZES"]["tiny"], False, "cpu", padding="right")
-    layer = study["Llama"](study["SIZES"]["tiny"])
-    with torch.no_grad():
-        truth = study["captured"](layer, inputs).truth()
-        run, _ = study["prepare"](layer, "roundoff, tier 3")
-        theirs, ours = run(*inputs), names["calls"]["library, tiers 1 to 3"]()
-    assert all(map(torch.equal, [*truth, *theirs], [*names["truth"], *ours]))
 
 
 # --- ONNX Runtime under torch.compile

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from ..paths.pages import PAGES
 from .conftest import ROOT
 
 WHEELHOUSE = os.environ.get("ROUNDOFF_WHEELHOUSE", "")
@@ -21,10 +22,8 @@ WHEELHOUSE = os.environ.get("ROUNDOFF_WHEELHOUSE", "")
 
 def pages() -> list[str]:
     """Address in the site of each page, or of those that PAGE names, without its ending."""
-    names = os.environ.get("PAGE") or "plot_*"
-    found = [p for name in names.split(",") for p in (ROOT / "gallery").glob(f"*/{name}.py")]
-    assert found, f"there is no gallery/*/{names}.py"
-    return sorted(f"gallery/{p.parent.name}/{p.stem}" for p in found)
+    names = os.environ.get("PAGE") or ",".join(PAGES)
+    return [f"gallery/{PAGES[name].parent.name}/{name}" for name in names.split(",")]
 
 
 @pytest.fixture(scope="session")
@@ -40,8 +39,6 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
         env=reader(folder),
         check=True,
     )
-    seen = run(program, "-c", "import roundoff", cwd=folder, env=reader(folder))
-    assert "ModuleNotFoundError" in seen.stderr, "the clean environment has roundoff already"
     return program
 
 
@@ -59,12 +56,6 @@ def reader(folder: Path, **more: str) -> dict[str, str]:
         "UNITTEST_GOING": "1",
         **more,
     }
-
-
-def run(program: Path, *arguments: str, cwd: Path, env: dict) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [program, *arguments], cwd=cwd, env=env, capture_output=True, text=True, check=False
-    )
 
 
 @pytest.fixture(scope="session")
@@ -86,7 +77,8 @@ def ran(
         call = [python, file]
         if ending == ".ipynb":
             call = [python.with_name("jupyter-execute"), "--inplace", "--timeout=600", file]
-        done = run(*call, cwd=folder, env=reader(folder, ROUNDOFF_SITE=address))
+        env = reader(folder, ROUNDOFF_SITE=address)
+        done = subprocess.run(call, cwd=folder, env=env, stderr=subprocess.PIPE, text=True)
         assert done.returncode == 0, f"{file.name}:\n{done.stderr[-3000:]}"
         files[page + ending] = file
 

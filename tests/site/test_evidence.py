@@ -218,7 +218,7 @@ def is_refuted(value: Value, kept: Record) -> bool:
     for mutant in mutants(kept.tables[value.of]):
         changed = dataclasses.replace(kept, tables=kept.tables | {value.of: mutant}, second={})
         try:
-            after = value.entry(changed)
+            after = value.entry(changed) or before
         except Exception:  # what cannot be evaluated refutes nothing
             continue
         if any(after.get(key) != before.get(key) for key in ("test", "word")):

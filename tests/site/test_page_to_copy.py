@@ -22,11 +22,7 @@ def test_page_and_study_agree(monkeypatch, capsys) -> None:
     monkeypatch.setenv("MPLBACKEND", "agg")
     plt.close("all")
     page = runpy.run_path(str(PAGE))
-    figures = [plt.figure(number) for number in plt.get_fignums()]
     plt.close("all")
-    # What tests/paths/test_stories.py asks of every page.
-    assert all(len(figure.get_label().split()) >= 5 for figure in figures)
-    assert len(figures) >= 2
     study = runpy.run_path(str(STUDY))["study"]
     options = {name: option[0] for name, option in study.options.items()}
     (row, *_) = study.tables["sums"](Namespace(**options))

@@ -75,42 +75,37 @@ def test_a_described_step_in_rational_arithmetic(k: int, block: int, bits: int, 
     assert float(got[0, 0]) == described(a[0].tolist(), b[:, 0].tolist(), block, bits)
 
 
-def test_tf32_keeps_11_bits() -> None:
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [({"block": 8}, [1, 0, 2, -1]), ({}, [0, 0, 1, 0])],
+    ids=["to the nearest", "cut off"],
+)
+def test_tf32_keeps_11_bits(options: dict, steps: list[int]) -> None:
     x = np.float32([[1 + 2**-11 + 2**-20], [1 + 2**-11], [1 + 3 * 2**-11], [-1 - 2**-11 - 2**-20]])
-    one, near = np.ones((1, 1), np.float32), np.float32([1, 1, 1, -1])
-    for options, steps in (
-        ({"block": 8}, [1, 0, 2, -1]),  # to the nearest
-        ({}, [0, 0, 1, 0]),  # cut off
-    ):
-        kept = tensor_core_matmul(x, one, **options).ravel() - near
-        assert (kept * 2**10).tolist() == steps
+    kept = tensor_core_matmul(x, np.ones((1, 1), np.float32), **options)
+    assert ((kept - np.sign(x)) * 2**10).ravel().tolist() == steps
 
 
 def test_kinds_of_input() -> None:
     a, b = operands(3, 20, 4, 5, np.float32)
-    got = tensor_core_matmul(a, b)
     tensor = tensor_core_matmul(torch.from_numpy(a), torch.from_numpy(b))
     assert isinstance(tensor, torch.Tensor)
-    assert (tensor.numpy() == got).all()
+    assert (tensor.numpy() == tensor_core_matmul(a, b)).all()
     for m, k, n in (2, 0, 3), (0, 2, 3), (2, 2, 0):
         empty = tensor_core_matmul(np.ones((m, k), np.float16), np.ones((k, n), np.float16))
         assert empty.tolist() == np.zeros((m, n)).tolist()
     special = np.float32([[np.inf, 1], [3e38, 3e38], [np.nan, 1], [np.inf, -np.inf]])
     found = tensor_core_matmul(special, np.ones((2, 1), np.float32))
-    assert np.array_equal(found[:, 0], [np.inf, np.inf, np.nan, np.nan], equal_nan=True)
+    np.testing.assert_array_equal(found[:, 0], [np.inf, np.inf, np.nan, np.nan])
 
 
 @pytest.mark.parametrize(
-    ("a", "options", "error", "text"),
-    [
-        (ONES, {"gpu": "A100"}, ArgumentError, "'H100', 'H200'"),
-        (ONES, {"gpu": "H100", "block": 16}, ArgumentError, "one or the other"),
-        (ONES.astype(np.float64), {}, DtypeError, "different types"),
-    ],
+    ("a", "gpu", "error"),
+    [(ONES, "A100", ArgumentError), (ONES.astype(np.float64), None, DtypeError)],
 )
-def test_what_no_gpu_does_is_refused(a, options: dict, error: type, text: str) -> None:
-    with pytest.raises(error, match=text):
-        tensor_core_matmul(a, ONES.T, **options)
+def test_what_no_gpu_does_is_refused(a: np.ndarray, gpu: str | None, error: type) -> None:
+    with pytest.raises(error):
+        tensor_core_matmul(a, ONES.T, gpu)
 
 
 # --- what GPUs gave ------------------------------------------------------------------------------

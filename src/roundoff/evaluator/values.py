@@ -97,3 +97,8 @@ def signature(values: Iterable[Any], shape: bool = False) -> tuple[Any, ...]:
         else:
             key.append(type(x))
     return tuple(key)
+
+
+def brief(error: Exception) -> str:
+    """What an error says, in one line."""
+    return " ".join(str(error).split())[:300] or type(error).__name__

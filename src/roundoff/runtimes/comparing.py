@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -342,16 +343,12 @@ def _held_against(calibration: Calibration, tolerance: CalibratedTolerance) -> C
     """None where the feeds of the comparison are not of the kind that was drawn from them."""
     own, *others = calibration.scores or [0.0]
     ratios = [size / calibration.rms for size in calibration.sizes[1:] if calibration.rms]
-    reason = ""
-    if ratios and not 1 / _OTHER_SIZE <= sorted(ratios)[len(ratios) // 2] <= _OTHER_SIZE:
-        reason = "outputs have another size on feeds drawn from the values given"
-    elif own > 2 * (1 + max(others, default=0.0)):
-        reason = "the feeds given differ more than those drawn from their values"
-    if not reason or not tolerance.found:
+    size, most = statistics.median_high(ratios or [1.0]), 2 * (1 + max(others, default=0.0))
+    if not tolerance.found or (1 / _OTHER_SIZE <= size <= _OTHER_SIZE and own <= most):
         return tolerance
-    reason += (
-        "; their values relate to each other in a way that drawing loses: give feeds of yours, "
-        "calibration=[feeds, …]"
+    reason = (
+        "the values of the feeds given relate to each other in a way that drawing loses: give "
+        "feeds of yours, calibration=[feeds, …]"
     )
     return CalibratedTolerance(feeds=tolerance.feeds, differ=tolerance.differ, reason=reason)
 
@@ -376,7 +373,7 @@ def _output_row(name: str, results: Mapping[str, Any]) -> dict[str, Any]:
         # A module that computes in a wider type than the model is measured in the model's.
         types = [value.dtype for value in (ours, module) if is_floating(value)]
         unit = max(types, key=lambda dtype: torch.finfo(dtype).eps, default=None)
-        row["error module"], row["rms module"] = scaled(truth, module, unit)
+        row["error module"] = scaled(truth, module, unit)[0]
         row["module abs"] = float(max_diff(ours, module)["abs"])
         # In float64 no truth is more precise, but what is far off in float32 is no rounding.
         unit = torch.float32 if unit == torch.float64 else unit

@@ -9,7 +9,7 @@ import onnx
 import onnx.parser
 import pytest
 import torch
-from onnx import helper, numpy_helper
+from onnx import numpy_helper
 
 from roundoff.errors import (
     ModelError,
@@ -36,23 +36,22 @@ def compare(model: Any, feeds: Any = None, **options: Any) -> RuntimeComparison:
     return compare_runtimes(model, feeds, **{"providers": CPU, "calibration": 0} | options)
 
 
-def parsed(text: str) -> onnx.ModelProto:
+def parsed(text: str, **constants: Any) -> onnx.ModelProto:
+    """A model, with these constants in it."""
     head = '<ir_version: 10, opset_import: ["" : 18, "local" : 1]> '
-    return onnx.parser.parse_model(head + text)
-
-
-def product(dtype: str = "float") -> onnx.ModelProto:
-    """Relu of X @ W, with W in the model."""
-    model = parsed(f"g ({dtype}[n, 8] X) => ({dtype}[n, 4] Z) {{ Y = MatMul(X, W) Z = Relu(Y) }}")
-    weights = np.random.default_rng(0).standard_normal((8, 4))
-    return held(model, W=weights.astype(np.float32 if dtype == "float" else np.float64))
-
-
-def held(model: onnx.ModelProto, **constants: Any) -> onnx.ModelProto:
-    """The model with these constants in it."""
+    model = onnx.parser.parse_model(head + text)
     for name, value in constants.items():
         model.graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
     return model
+
+
+WEIGHTS = np.random.default_rng(0).standard_normal((8, 4))
+
+
+def product(kind: str = "float", dtype: type = np.float32) -> onnx.ModelProto:
+    """Relu of X @ W, with W in the model."""
+    text = f"g ({kind}[n, 8] X) => ({kind}[n, 4] Z) {{ Y = MatMul(X, W) Z = Relu(Y) }}"
+    return parsed(text, W=WEIGHTS.astype(dtype))
 
 
 def norm_feeds(rows: int, width: int, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
@@ -63,13 +62,11 @@ def norm_feeds(rows: int, width: int, dtype: torch.dtype = torch.float32) -> dic
 def test_layer_norm_and_product(itype: int, dtype: torch.dtype) -> None:
     feeds = norm_feeds(64, 64, dtype)
     found, again = (compare(layer_norm_matmul(itype), feeds, calibration=None) for _ in range(2))
-    assert found.frame.equals(again.frame)
     assert repr(found) == repr(again)
     assert tuple(found.frame.columns) == NODE_COLUMNS
     assert found.frame["op"].tolist() == ["LayerNormalization", "MatMul", "Add"]
-    assert set(found.frame["kernel torch"]) == {"torch"}
-    assert set(found.frame["kernel ORT"]) == {"ort"}
-    assert found.first_nonfinite is None
+    kernels = found.frame[["kernel torch", "kernel ORT"]]
+    assert kernels.drop_duplicates().to_numpy().tolist() == [["torch", "ort"]]
     own = found.frame[["own error torch", "own error ORT"]].max(axis=1)
     assert found.largest == found.frame.loc[own.idxmax()].to_dict()
     row = found.outputs.iloc[0]
@@ -86,8 +83,7 @@ def test_files_bytes_and_protos_are_read_alike(tmp_path: Path) -> None:
     path, apart = tmp_path / "model.onnx", tmp_path / "apart.onnx"
     onnx.save(product(), path)
     onnx.save(product(), apart, save_as_external_data=True, location="data", size_threshold=0)
-    given = [path, str(path), path.read_bytes(), onnx.load(path), apart]
-    found = [compare(model) for model in given]
+    found = [compare(model) for model in (product(), path, str(path), path.read_bytes(), apart)]
     assert all(found[0].frame.equals(other.frame) for other in found[1:])
     (tmp_path / "data").unlink()
     for wrong in (apart, apart.read_bytes(), tmp_path / "nothing.onnx", tmp_path, 3):
@@ -163,7 +159,7 @@ def test_outputs_without_a_tolerance_say_why() -> None:
     found = compare(model, {"X": torch.rand(2, 2)}, calibration=None)
     assert "give calibration=[feeds, …]" in found.tolerances["Z"].reason
     assert math.isnan(found.outputs["atol"].iloc[0])
-    found = compare(product("double"))
+    found = compare(product("double", np.float64))
     assert "calibration=0" in found.tolerances["Z"].reason
     assert found.nearer == "equal"  # a model in float64 has no truth
     assert math.isnan(found.outputs["error torch"].iloc[0])
@@ -173,9 +169,9 @@ def test_outputs_without_a_tolerance_say_why() -> None:
 def test_ids_stay_below_their_table(rows: int) -> None:
     model = parsed(
         "g (int32[n, m] position) => (float[n, m, 4] Z) "
-        "{ flat = Cast <to = 7> (position)  Y = Gather(W, flat)  Z = Abs(Y) }"
+        "{ flat = Cast <to = 7> (position)  Y = Gather(W, flat)  Z = Abs(Y) }",
+        W=np.zeros((rows, 4), np.float32),
     )
-    model = held(model, W=np.zeros((rows, 4), np.float32))
     assert tables_of(TorchOnnxEvaluator(model)) == {"position": rows}
     assert compare(model).first is None
 
@@ -189,38 +185,21 @@ def test_what_cannot_be_drawn_is_to_be_fed() -> None:
         compare(strings)
 
 
-class Product(torch.nn.Module):
-    """What ``product`` was exported from; the wrong order where asked."""
-
-    def __init__(self, model: onnx.ModelProto, wrong: bool = False) -> None:
-        super().__init__()
-        weights = torch.from_numpy(numpy_helper.to_array(model.graph.initializer[0]).copy())
-        self.W, self.wrong = torch.nn.Parameter(weights), wrong
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.relu(x) @ self.W if self.wrong else torch.relu(x @ self.W)
-
-
 def test_a_module_that_is_the_model_and_one_that_is_not() -> None:
-    model = product()
-    found = compare(model, module=Product(model), calibration=None)
+    weights = torch.from_numpy(WEIGHTS).float()
+    found = compare(product(), module=lambda x: torch.relu(x @ weights), calibration=None)
     assert list(found.outputs.columns) == list(OUTPUT_COLUMNS)
     assert found.outputs["error module"].iloc[0] < 8
     assert not any("export" in text for text in found.advice)
     assert " module" in repr(found)
     assert found.tolerances["Z"].found
-    found = compare(model, module=Product(model, wrong=True), calibration=None)
+    found = compare(product(), module=lambda x: torch.relu(x) @ weights, calibration=None)
     assert found.outputs["error module"].iloc[0] > 1e5
     assert "Look at the export" in found.advice[0]
-    shown = found._repr_html_()
-    for part in (
-        "first differs at node",
-        "nearer the truth",
-        "<table ",
-        "MatMul_0 (MatMul -&gt; Y)",
-    ):
-        assert part in shown
     assert "does not compute what the module does" in found.tolerances["Z"].reason
+    shown = found._repr_html_()
+    for part in ("first differs at node", "nearer the truth", "<table ", "(MatMul -&gt; Y)"):
+        assert part in shown
 
 
 def test_a_module_is_called_and_its_outputs_taken_by_name() -> None:
@@ -241,12 +220,14 @@ def test_a_module_is_called_and_its_outputs_taken_by_name() -> None:
 def test_a_graph_optimisation_that_changes_bits_is_named() -> None:
     # Conv and BatchNormalization become one Conv, whose weights are rounded once more.
     random = np.random.default_rng(0)
-    model = parsed(
-        "g (float[1, 3, 9, 9] X) => (float[1, 4, 7, 7] Z) { Y = Conv(X, W) "
-        " Z = BatchNormalization(Y, scale, bias, mean, var) }"
+    found = compare(
+        parsed(
+            "g (float[1, 3, 9, 9] X) => (float[1, 4, 7, 7] Z) { Y = Conv(X, W) "
+            " Z = BatchNormalization(Y, scale, bias, mean, var) }",
+            W=random.standard_normal((4, 3, 3, 3), np.float32),
+            **{n: random.random(4, np.float32) + 0.5 for n in ("scale", "bias", "mean", "var")},
+        )
     )
-    weights = {n: random.random(4, np.float32) + 0.5 for n in ("scale", "bias", "mean", "var")}
-    found = compare(held(model, W=random.standard_normal((4, 3, 3, 3), np.float32), **weights))
     assert found.outputs["session abs"].iloc[0] > 0
     assert any("ORT_DISABLE_ALL" in text for text in found.advice)
 
@@ -278,20 +259,19 @@ class Layers(torch.nn.Module):
 
 def quantized(module: Layers, coarse: float = 2.0**-8, relu: str = "Relu") -> onnx.ModelProto:
     """The module with its input, weights and middle rounded; without Relu the grid begins at 0."""
-    model = parsed(
-        """g (float[6, 8] X) => (float[6, 4] Z) {
-          xq = QuantizeLinear(X, sx, zx)  x = DequantizeLinear(xq, sx, zx)
-          w1 = DequantizeLinear(q1, s1, z1)  Y = MatMul(x, w1)  R = RELU(Y)
-          yq = QuantizeLinear(R, sy, zy)  y = DequantizeLinear(yq, sy, zy)
-          w2 = DequantizeLinear(q2, s2, z1)  Z = MatMul(y, w2) }""".replace("RELU", relu)
-    )
     constants: dict[str, Any] = {
         name: np.clip(np.rint(weight.detach().numpy() / step), -128, 127).astype(np.int8)
         for name, weight, step in (("q1", module.first, 2.0**-6), ("q2", module.second, coarse))
     }
     scales = {"sx": 2.0**-5, "sy": 2.0**-5, "s1": 2.0**-6, "s2": coarse}
     constants |= {name: np.float32(value) for name, value in scales.items()}
-    return held(model, **constants, zx=np.int8(0), zy=np.uint8(0), z1=np.int8(0))
+    constants |= {"zx": np.int8(0), "zy": np.uint8(0), "z1": np.int8(0)}
+    text = """g (float[6, 8] X) => (float[6, 4] Z) {
+          xq = QuantizeLinear(X, sx, zx)  x = DequantizeLinear(xq, sx, zx)
+          w1 = DequantizeLinear(q1, s1, z1)  Y = MatMul(x, w1)  R = RELU(Y)
+          yq = QuantizeLinear(R, sy, zy)  y = DequantizeLinear(yq, sy, zy)
+          w2 = DequantizeLinear(q2, s2, z1)  Z = MatMul(y, w2) }"""
+    return parsed(text.replace("RELU", relu), **constants)
 
 
 @pytest.mark.parametrize("relu", ["Relu", "Identity"])
@@ -345,10 +325,11 @@ def test_drawn_feeds_have_the_ranges_and_signs_of_those_given() -> None:
     assert list(varied(given, ["ids"])) == ["X", "ids"]
     one, other = alike(given, ["ids"], 2)
     assert not torch.equal(one["X"], other["X"])
-    assert one["X"].dtype == torch.float16
     assert abs(float((one["X"] == 5).float().mean()) - 0.5) < 0.1
-    assert all(set(one[n].flatten().tolist()) <= set(given[n].flatten().tolist()) for n in given)
-    assert all(torch.equal(one[name], given[name]) for name in ("axis", "mask", "flags"))
+    for name, value in given.items():
+        assert one[name].dtype == value.dtype
+        assert set(one[name].flatten().tolist()) <= set(value.flatten().tolist())
+        assert name in ("X", "ids") or torch.equal(one[name], value)
 
 
 RANDOM = {
@@ -370,8 +351,10 @@ def test_a_model_that_draws_is_refused_and_the_node_named(name: str) -> None:
     with pytest.raises(UnsupportedError, match=r"draws random numbers.*(Random|Dropout|Bernoulli)"):
         compare(model, given)
     if "t" in given:  # a dropout that does not draw is compared
-        del model.graph.input[2], given["t"]
-        assert compare(held(model, t=False), given).nearer == "equal"
+        del given["t"]
+        assert (
+            compare(parsed(RANDOM[name].replace(", bool t", ""), t=False), given).nearer == "equal"
+        )
 
 
 @pytest.mark.parametrize("kind", ["float", "double"])
@@ -388,12 +371,9 @@ def test_a_module_in_float64_that_computes_something_else_is_told(kind: str) -> 
 
 def test_only_what_drawn_feeds_may_cause_says_so() -> None:
     """A missing kernel, a missing provider and a broken model are not the feeds' fault."""
-    twirl = parsed("g (float[2] X) => (float[2] Z) { Z = Abs(X) }")
-    twirl.graph.node[0].op_type, twirl.graph.node[0].domain = "Twirl", "nowhere"
-    twirl.opset_import.append(helper.make_opsetid("nowhere", 1))
     neg = parsed("g (float[4, 8] X) => (float[4, 8] Z) { Z = Neg(X) }")
     cases: list[tuple[Any, dict[str, Any]]] = [
-        (twirl, {}),
+        (parsed("g (float[2] X) => (float[2] Z) { Z = local.Twirl(X) }"), {}),
         (layer_norm_matmul(16), {}),
         (b"no model", {}),
         ("nothing.onnx", {}),
@@ -413,8 +393,8 @@ def test_only_what_drawn_feeds_may_cause_says_so() -> None:
 
 def test_feeds_that_drawing_makes_another_kind_have_no_tolerance() -> None:
     """A sum of rows that cancel: drawn one by one they do not."""
-    model = parsed("g (float[64, 8] X) => (float[8] Z) { Z = ReduceSum <keepdims = 0> (X, axes) }")
+    text = "g (float[64, 8] X) => (float[8] Z) { Z = ReduceSum <keepdims = 0> (X, axes) }"
     x = torch.randn(32, 8, generator=torch.Generator().manual_seed(0))
     cancelling = torch.cat([x, -x + 1e-4])
-    found = compare(held(model, axes=[0]), {"X": cancelling}, calibration=None)
+    found = compare(parsed(text, axes=[0]), {"X": cancelling}, calibration=None)
     assert "in a way that drawing loses" in found.tolerances["Z"].reason

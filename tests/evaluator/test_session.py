@@ -274,12 +274,3 @@ def test_a_scale_of_another_shape_is_broadcast(shape: list[int]) -> None:
     (got,) = TorchOnnxEvaluator(model).run(None, {"X": x, "s": scale})
     normed = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
     np.testing.assert_allclose(got, normed * scale + scale, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize(("axis", "scale"), [(0, [1, 2]), (1, [1, 2, 4]), (-2, [1, 2])])
-def test_a_quantisation_along_an_axis(axis: int, scale: list[int]) -> None:
-    model = text(f"""levels (int8[2, 3] X, float[{len(scale)}] s) => (float[2, 3] Y)
-        {{ Y = DequantizeLinear<axis = {axis}>(X, s) }}""")
-    levels, steps = np.arange(6, dtype=np.int8).reshape(2, 3), np.array(scale, np.float32)
-    (got,) = TorchOnnxEvaluator(model, kernels=["torch"]).run(None, {"X": levels, "s": steps})
-    np.testing.assert_array_equal(got, levels * np.expand_dims(steps, 0 if axis == 1 else 1))

@@ -1,5 +1,6 @@
 """The simulated tensor core: against rational arithmetic, and what GPUs gave."""
 
+import dataclasses
 import zlib
 from fractions import Fraction
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from roundoff.dtypes import dtype_info
 from roundoff.errors import ArgumentError, DtypeError
 from roundoff.reductions import tensor_core_matmul
 
@@ -23,14 +25,9 @@ TYPES = {
     "float8_e4m3fn": ml_dtypes.float8_e4m3fn,
     "float8_e5m2": ml_dtypes.float8_e5m2,
 }
-#: Precision, exponents of the smallest and the largest normal number.
-FORMATS = {
-    "bfloat16": (8, -126, 127),
-    "float16": (11, -14, 15),
-    "tf32": (11, -126, 127),
-    "float8_e4m3fn": (4, -6, 7),
-    "float8_e5m2": (3, -14, 15),
-}
+#: What the types hold.
+FORMATS = {kind: dtype_info(dtype) for kind, dtype in TYPES.items()}
+FORMATS["tf32"] = dataclasses.replace(FORMATS["tf32"], precision=11)
 
 
 def operands(m: int, k: int, n: int, seed: int, dtype: type = np.float16) -> tuple:
@@ -134,7 +131,7 @@ HIGHEST = {"bfloat16": 56, "tf32": 56, "float8_e4m3fn": 7, "float16": 15, "float
 
 def numbers(rng: np.random.Generator, kind: str, shape: tuple, low: int, high: int) -> np.ndarray:
     """Numbers of a type: any significand and sign, exponents uniform from low to high."""
-    precision, emin, _ = FORMATS[kind]
+    precision, emin = FORMATS[kind].precision, FORMATS[kind].emin
     steps = rng.integers(0, 1 << (precision - 1), shape)
     significands = 1.0 + steps * 2.0 ** (1 - precision)
     exponents = rng.integers(low, high + 1, shape)
@@ -145,8 +142,8 @@ def numbers(rng: np.random.Generator, kind: str, shape: tuple, low: int, high: i
 
 def converted(x: np.ndarray, kind: str, how: str) -> np.ndarray:
     """Numbers of a type: the nearest, ties to even, or cut towards zero."""
-    precision, emin, emax = FORMATS[kind]
-    last = np.clip(np.frexp(x)[1] - precision, emin + 1 - precision, emax + 1 - precision)
+    precision = FORMATS[kind].precision
+    last = np.maximum(np.frexp(x)[1], FORMATS[kind].emin + 1) - precision
     steps = np.ldexp(x, -last)
     return np.ldexp(np.rint(steps) if how == "nearest" else np.trunc(steps), last)
 
@@ -154,7 +151,7 @@ def converted(x: np.ndarray, kind: str, how: str) -> np.ndarray:
 def draw(kind: str, data: str, k: int) -> tuple[np.ndarray, np.ndarray]:
     """Operands as they were recorded, float64, shapes (64, k) and (k, 64)."""
     rng = np.random.default_rng([list(TYPES).index(kind), DATA.index(data), k])
-    precision, emin, _ = FORMATS[kind]
+    precision, emin = FORMATS[kind].precision, FORMATS[kind].emin
     shapes = (64, k), (k, 64)
     if data in ("normal", "positive", "cancelling"):
         x, y = (converted(rng.standard_normal(shape), kind, "nearest") for shape in shapes)

@@ -240,13 +240,11 @@ def test_a_custom_kernel_makes_an_operator_and_is_refused_where_it_would_not_be_
 def test_a_loop_runs_whole_by_onnx_runtime_in_the_opset_of_its_body() -> None:
     """Since 18 the axes of ReduceMean are an input; Loop itself is that of 16."""
     turn = "ax = Constant<value = int64[1] {0}>() mean = ReduceMean(X, ax) next = Add(so_far, mean)"
-    x, trips = torch.tensor([1.5, -2.0]), torch.tensor(3)
-    for body, step in ((LOOP, x), (LOOP.replace("next = Add(so_far, X)", turn), x.mean())):
-        evaluator = TorchOnnxEvaluator(text(body))
-        total, steps = evaluator.run({"n": trips, "X": x})
-        torch.testing.assert_close(total, 3 * step.expand(2))
-        torch.testing.assert_close(steps, torch.arange(1, 4).unsqueeze(1) * step.expand(2))
-        assert evaluator.kernels_used()["Loop_2"] == "ort"
+    evaluator = TorchOnnxEvaluator(text(LOOP.replace("next = Add(so_far, X)", turn)))
+    total, steps = evaluator.run({"n": torch.tensor(3), "X": torch.tensor([1.5, -2.0])})
+    assert total.tolist() == [-0.75, -0.75]
+    assert steps[:, 0].tolist() == [-0.25, -0.5, -0.75]
+    assert evaluator.kernels_used()["Loop_2"] == "ort"
     with pytest.raises(UnsupportedError, match="node 'Loop_2': no kernel for Loop"):
         TorchOnnxEvaluator(text(LOOP), truth=True)
 

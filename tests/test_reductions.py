@@ -127,12 +127,12 @@ def test_an_exact_sum_of_whole_numbers_is_exact_or_refused() -> None:
 
 def test_float64_comes_to_bfloat16_in_one_rounding() -> None:
     """``ml_dtypes`` goes by float32, in which what is just above a tie is the tie."""
-    above = [1 + 2.0**-8 + 2.0**-40, 3.4e38, -(2.0**-134) * (1 + 2.0**-30), math.nan, math.inf]
-    for value in [*above, *np.negative(above).tolist(), 0.0, -0.0, 1e300]:
+    above = [1 + 2.0**-8 + 2.0**-40, 3.4e38, 2.0**-134 * (1 + 2.0**-30), 1e300, 0.0]
+    for value in [*above, *np.negative(above).tolist()]:
         found = float(round_to(value, "bfloat16"))
-        want = round_exact(Fraction(value), "bfloat16") if math.isfinite(value) else value
-        assert found == want or math.isnan(value)
-        assert math.copysign(1, found) == math.copysign(1, value) or math.isnan(value)
+        assert found == round_exact(Fraction(value), "bfloat16")
+        assert math.copysign(1, found) == math.copysign(1, value)
+    assert np.isnan(round_to(math.nan, "bfloat16"))
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))

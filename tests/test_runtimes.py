@@ -376,7 +376,6 @@ def test_only_what_drawn_feeds_may_cause_says_so() -> None:
         (parsed("g (float[2] X) => (float[2] Z) { Z = local.Twirl(X) }"), {}),
         (layer_norm_matmul(16), {}),
         (b"no model", {}),
-        (parsed("g (float[2] X) => (float[2] Z) { Z = Add(X, nothing) }"), {}),
         (neg, {"providers": ["NoSuchExecutionProvider"]}),
         (neg, {"feeds": {"X": torch.ones(4, 9)}}),
     ]

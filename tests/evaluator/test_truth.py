@@ -84,12 +84,6 @@ NONE = [
         '{ Y = Resize<coordinate_transformation_mode="align_corners", mode="linear">(X,,s) }',
         "not verified",
     ),
-    (
-        """(float[2] X) => (float[2] Y) <bool C = {1}> { Y = If (C) <
-        then_branch = yes () => (float[2] A) { A = Neg(X) },
-        else_branch = no () => (float[2] B) { B = Identity(X) }> }""",
-        "no kernel for If",
-    ),
     ("(float[2] X) => (float[2] Y) { Y = RandomNormalLike(X) }", "not verified"),
     ("(float[2] X) => (float[k] Y) { Y = Unique(X) }", "not verified"),
     ("(float[2] X) => (float[2] Y) { Y = Mod(X, X) }", "not verified"),
@@ -105,13 +99,6 @@ NONE = [
 def test_what_has_no_truth_is_refused(graph: str, why: str) -> None:
     with pytest.raises(UnsupportedError, match=why):
         truth(text(f"agraph {graph}", opset=19), {"X": np.float32([0.25, 0.5])})
-
-
-def test_integers_keep_their_type_and_wrap() -> None:
-    integers = "agraph (int32[n] X) => (int32[n] Z) { Y = Abs(X) Z = Mul(Y, X) }"
-    (got,) = truth(text(integers), {"X": np.int32([2**20, -3])})
-    assert got.dtype == torch.int32
-    np.testing.assert_array_equal(got, [0, -9])
 
 
 def test_dynamic_quantisation_without_a_step_has_no_truth() -> None:

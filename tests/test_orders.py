@@ -26,8 +26,8 @@ from roundoff.workers import Workers
 from .test_reductions import same_bits
 
 
-def parts_of(ranks: int, size: int, dtype: str = "float32", seed: int = 0) -> np.ndarray:
-    rng = np.random.default_rng((seed, ranks, size))
+def parts_of(ranks: int, size: int, dtype: str) -> np.ndarray:
+    rng = np.random.default_rng((ranks, size))
     return round_to(rng.standard_normal((ranks, size)), dtype, storage=True)
 
 

@@ -20,8 +20,6 @@ from roundoff.errors import (
 from roundoff.evaluator import TorchOnnxEvaluator
 from roundoff.models import layer_norm_feeds, layer_norm_matmul
 from roundoff.runtimes import (
-    NODE_COLUMNS,
-    OUTPUT_COLUMNS,
     RuntimeComparison,
     compare_runtimes,
 )
@@ -63,7 +61,6 @@ def test_layer_norm_and_product(itype: int, dtype: torch.dtype) -> None:
     feeds = norm_feeds(64, 64, dtype)
     found, again = (compare(layer_norm_matmul(itype), feeds, calibration=None) for _ in range(2))
     assert repr(found) == repr(again)
-    assert tuple(found.frame.columns) == NODE_COLUMNS
     assert found.frame["op"].tolist() == ["LayerNormalization", "MatMul", "Add"]
     kernels = found.frame[["kernel torch", "kernel ORT"]]
     assert kernels.drop_duplicates().to_numpy().tolist() == [["torch", "ort"]]
@@ -91,16 +88,15 @@ def test_files_bytes_and_protos_are_read_alike(tmp_path: Path) -> None:
             compare(wrong)
 
 
-@pytest.mark.parametrize("tf32", [(False, True), (True, False), (True, True)])
-def test_tf32_on_one_side_is_told(tf32: tuple[bool, bool]) -> None:
+@pytest.mark.parametrize(
+    ("tf32", "begins"),
+    [((False, True), ["ONNX Runtime may"]), ((True, False), ["torch may"]), ((True, True), [])],
+)
+def test_tf32_on_one_side_is_told(tf32: tuple[bool, bool], begins: list[str]) -> None:
     found = compare(layer_norm_matmul(), norm_feeds(4, 8))
     found.outputs["abs"] = 1.0
     told = advise(found.frame, found.outputs, "cuda", tf32=tf32, tolerances={})
-    said = [text for text in told if "TF32" in text]
-    assert len(said) == (tf32[0] != tf32[1])
-    if said:
-        assert said[0].startswith("torch may" if tf32[0] else "ONNX Runtime may")
-        assert "use_tf32=0" in said[0]
+    assert [text.partition(" use")[0] for text in told if "use_tf32=0" in text] == begins
 
 
 SQUARES = "g (float16[4] X) => (float16[4] Z) { Y = Mul(X, X)  Z = Neg(Y) }"
@@ -158,7 +154,6 @@ def test_outputs_without_a_tolerance_say_why() -> None:
     model = parsed("g (float[2, 2] X) => (float[2, 2] Z) { Y = Exp(X)  Z = MatMul(Y, Y) }")
     found = compare(model, {"X": torch.rand(2, 2)}, calibration=None)
     assert "give calibration=[feeds, …]" in found.tolerances["Z"].reason
-    assert math.isnan(found.outputs["atol"].iloc[0])
     found = compare(product("double", np.float64))
     assert "calibration=0" in found.tolerances["Z"].reason
     assert found.nearer == "equal"  # a model in float64 has no truth
@@ -188,7 +183,6 @@ def test_what_cannot_be_drawn_is_to_be_fed() -> None:
 def test_a_module_that_is_the_model_and_one_that_is_not() -> None:
     weights = torch.from_numpy(WEIGHTS).float()
     found = compare(product(), module=lambda x: torch.relu(x @ weights), calibration=None)
-    assert list(found.outputs.columns) == list(OUTPUT_COLUMNS)
     assert found.outputs["error module"].iloc[0] < 8
     assert not any("export" in text for text in found.advice)
     assert " module" in repr(found)
@@ -285,7 +279,6 @@ def test_quantisation_is_named_with_its_cost_and_its_node(relu: str) -> None:
     assert "does not compute what the module does" not in repr(found)
     assert f"moves an output by {told.total:.2g} of its RMS" in found.advice[0]
     assert "costs most is DequantizeLinear_7 (weight q2)" in found.advice[0]
-    assert told.unmatched == 0
     assert "look at the export" not in found.advice[0]
     assert sorted(told.frame["kind"]) == ["activation", "activation", "weight", "weight"]
     # The coarse weight alone, by hand.
@@ -318,7 +311,6 @@ def test_drawn_feeds_have_the_ranges_and_signs_of_those_given() -> None:
     given = {
         "X": torch.randn(40, 30, generator=generator).clamp_min(0).half() + 5,
         "ids": torch.tensor([3, 9, 4]),
-        "axis": torch.tensor([1, 0]),
         "mask": torch.tensor([0.0, -math.inf] * 10),
         "flags": torch.tensor([0.0, 1.0] * 10),
     }
@@ -365,8 +357,7 @@ def test_a_module_in_float64_that_computes_something_else_is_told(kind: str) -> 
     assert "does not compute what the module does" in twice.advice[0]
     assert "module does" not in " ".join(same.advice)
     if kind == "float":
-        assert twice.outputs["error module"][0] > 1e6
-        assert same.outputs["error module"][0] == 0
+        assert [side.outputs["error module"][0] > 1e6 for side in (twice, same)] == [True, False]
 
 
 def test_only_what_drawn_feeds_may_cause_says_so() -> None:

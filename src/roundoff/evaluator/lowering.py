@@ -72,7 +72,7 @@ def lower(
     types = {name: type_proto(value) for name, value in fixed.items()}
     types |= {name: type_ for name, type_ in given.items() if type_.WhichOneof("value")}
     constants = {name: convert(value) for name, value in fixed.items()}
-    nodes = []
+    nodes: list[Node] = []
     for proto in protos:
         is_custom = (proto.domain, proto.op_type) in replaced
         opset = opsets.get(proto.domain, 0)

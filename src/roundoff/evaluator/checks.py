@@ -15,8 +15,6 @@ from roundoff.graph.protos import shape_of
 from .nodes import Node
 from .values import brief, elem_type, signature, type_name, type_proto
 
-_KNOWN_DOMAINS = {"", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training"}
-
 
 def schema_of(domain: str, op_type: str, opset: int) -> Any:
     """ONNX's schema of an operator; None for a domain that ONNX does not define.
@@ -29,7 +27,7 @@ def schema_of(domain: str, op_type: str, opset: int) -> Any:
     try:
         return onnx.defs.get_schema(op_type, opset, domain)
     except onnx.defs.SchemaError as error:
-        if domain in _KNOWN_DOMAINS:
+        if not domain or domain.startswith("ai.onnx"):
             raise UnsupportedError(
                 f"ONNX has no operator {op_type!r} in domain {domain or 'ai.onnx'!r}",
                 got=f"opset {opset}",

@@ -175,18 +175,17 @@ class TorchOnnxEvaluator:
         return [values[name] for name in keep]
 
     def _known(self, names: Iterable[str]) -> tuple[str, ...]:
-        names = (names,) if isinstance(names, str) else tuple(names)
         made = {name for node in self.nodes for name in node.outputs if name}
         known = {*self.input_names, *self._constants, *made}
-        for name in names:
-            if name not in known:
-                raise ArgumentError(
-                    "no such result",
-                    got=name,
-                    expected=f"outputs {self.output_names}",
-                    hint="run(None, feeds)",
-                )
-        return names
+        unknown = [name for name in names if name not in known]
+        if unknown:
+            raise ArgumentError(
+                "no such result",
+                got=unknown[0],
+                expected=f"outputs {self.output_names}",
+                hint="run(None, feeds)",
+            )
+        return tuple(names)
 
     def _plan(self, keep: tuple[str, ...]) -> list[tuple[Any, ...]]:
         """For each node what it reads and makes, and the results that nothing reads after it."""

@@ -79,8 +79,7 @@ def type_proto(x: Any, shape: bool = True) -> TypeProto:
 def type_name(x: Any) -> str:
     """Short description of a value for messages: ``float32[2,3]``."""
     if isinstance(x, (torch.Tensor, np.ndarray)):
-        name = "str" if x.dtype == object else str(x.dtype).removeprefix("torch.")
-        return f"{name}[{','.join(str(d) for d in x.shape)}]"
+        return f"{dtype_info(x.dtype).name}[{','.join(str(d) for d in x.shape)}]"
     if isinstance(x, (list, tuple)):
         return f"sequence of {len(x)}" + (f" ({type_name(x[0])}, …)" if x else "")
     return "nothing" if x is None else type(x).__name__

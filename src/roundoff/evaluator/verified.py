@@ -30,8 +30,8 @@ _VERIFIED = frozenset({
     "DequantizeLinear", "EyeLike", "GatherElements", "GatherND", "InstanceNormalization", "IsInf",
     "MatMulInteger", "NonMaxSuppression", "NonZero", "OneHot", "Pad", "QLinearConv",
     "QLinearMatMul", "Range", "ReduceMax", "ReduceMin", "ReduceProd", "Resize",
-    "ReverseSequence", "ScatterElements", "ScatterND", "Sign", "Sinh", "SpaceToDepth", "Tan",
-    "TensorScatter", "Tile", "TopK", "Trilu",
+    "ReverseSequence", "ScatterElements", "ScatterND", "Sign", "Sinh", "Size", "SpaceToDepth",
+    "Tan", "TensorScatter", "Tile", "TopK", "Trilu",
 })  # fmt: skip
 
 

@@ -143,6 +143,8 @@ def compare_runtimes(
         raise ModelError(
             "not a model", got=type(model).__name__, expected="path, bytes, ModelProto"
         )
+    if module is not None and not callable(module):
+        raise ArgumentError("module", got=type(module).__name__, expected="a torch.nn.Module")
     given = None if feeds is None else _values(feeds, "feeds")
     if isinstance(calibration, Sequence):
         calibration = [_values(more, "calibration") for more in calibration]

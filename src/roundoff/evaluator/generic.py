@@ -21,7 +21,7 @@ from roundoff.graph.protos import bodies
 
 from .checks import schema_of
 from .nodes import Node, NotHandledError
-from .values import elem_type, signature, to_numpy, to_value, type_proto
+from .values import elem_type, on_device, signature, to_numpy, to_value, type_proto
 from .verified import check_values, check_verified
 
 # Old enough for every ONNX Runtime that runs these opsets.
@@ -126,7 +126,8 @@ def _by_types(
         if types not in made:
             protos = {name: type_proto(x, shape) for name, x in feeds.items()}
             made[types] = make(_alone(node, names[: len(node.inputs)], protos))
-        results = iter([to_value(x) for x in made[types](feeds)])
+        values = to_value(made[types](feeds))
+        results = iter([on_device(value, node.settings.device) for value in values])
         outputs = tuple(next(results) if name else None for name in node.outputs)
         return outputs if len(outputs) > 1 else outputs[0]
 

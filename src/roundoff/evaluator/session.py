@@ -17,7 +17,7 @@ from .lowering import lower
 from .nodes import Node, Settings
 from .program import Bound
 from .registry import check_custom, check_order, kernels_for
-from .values import elem_type, to_value
+from .values import elem_type, on_device, to_value
 
 
 class Step(NamedTuple):
@@ -248,7 +248,7 @@ class TorchOnnxEvaluator:
         if self.settings.truth and elem_type(value) and dtype_info(value.dtype).is_float:
             value = torch.as_tensor(value if torch.is_tensor(value) else value.astype("float64"))
             value = value.to(torch.float64)
-        return value.to(self.settings.device) if torch.is_tensor(value) else value
+        return on_device(value, self.settings.device)
 
 
 @torch.no_grad()

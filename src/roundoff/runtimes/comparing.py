@@ -56,14 +56,8 @@ _LEAST = 15
 _SMALL, _OF_SMALL, _OF_LARGE = 1 << 18, 299, 32
 #: Outputs on fresh feeds this many times larger or smaller are of another kind.
 _OTHER_SIZE = 4.0
-_RANDOM = (
-    "Bernoulli",
-    "Multinomial",
-    "RandomNormal",
-    "RandomNormalLike",
-    "RandomUniform",
-    "RandomUniformLike",
-)
+#: How the names of operators begin that draw.
+_RANDOM = ("Bernoulli", "Multinomial", "Random")
 
 
 def compare_runtimes(
@@ -164,8 +158,7 @@ def compare_runtimes(
     ours = TorchOnnxEvaluator(source, providers)
     _check_deterministic(ours)
     names, tables = ours.output_names, tables_of(ours)
-    if given is None:
-        drawn = partial(draw, proto, drawn_shapes(proto), tables)
+    drawn = partial(draw, proto, drawn_shapes(proto) if given is None else {}, tables)
     fed = drawn(0) if given is None else given
     sides: Sides = {"torch": ours.run, "ORT": session(source, providers).run}
     if module is not None:
@@ -191,29 +184,12 @@ def compare_runtimes(
 
     if calibration is None:
         calibration = _OF_SMALL if elements <= _SMALL else _OF_LARGE
-    reason, check = "", None
     if is_elsewhere:
         reason = "the ONNX model does not compute what the module does"
-    elif calibration == 0:
-        reason = "none was calibrated: calibration=0"
-    elif not isinstance(calibration, int):
-        more: Iterable[Any] = calibration
-    elif given is None:
-        more = map(drawn, range(1, calibration + 1))
-    elif varied(fed, tables):
-        more, check = alike(fed, tables, calibration), _held_against
-    else:
-        reason = "the feeds have no values to draw others from: give calibration=[feeds, …]"
-    if reason:
         tolerances = [CalibratedTolerance(reason=reason)] * len(names)
     else:
-        try:
-            tolerances = _calibrated(sides, itertools.chain([fed], more), len(names), check)
-        except RoundoffError as error:
-            if not isinstance(calibration, int):
-                raise
-            reason = f"the model fails on a feed of the calibration: {error.message}"
-            tolerances = [CalibratedTolerance(reason=reason)] * len(names)
+        fresh = drawn if given is None else None
+        tolerances = _tolerances(sides, fed, calibration, fresh, tables, len(names))
     for row, tolerance in zip(rows, tolerances, strict=True):
         row["rtol"], row["atol"] = tolerance.rtol, tolerance.atol
 
@@ -285,6 +261,37 @@ def _odd(fed: Mapping[str, Any], reached: bool) -> list[str]:
     ]
 
 
+def _tolerances(
+    sides: Sides,
+    fed: Mapping[str, Any],
+    calibration: int | Sequence[Any],
+    drawn: Callable[[int], Mapping[str, Any]] | None,
+    tables: Mapping[str, int],
+    count: int,
+) -> list[CalibratedTolerance]:
+    """Of each output, from the feeds of the comparison and more; *drawn* gives those of a seed."""
+    more: Iterable[Any] = ()
+    reason, check = "", None
+    if calibration == 0:
+        reason = "none was calibrated: calibration=0"
+    elif not isinstance(calibration, int):
+        more = calibration
+    elif drawn is not None:
+        more = map(drawn, range(1, calibration + 1))
+    elif varied(fed, tables):
+        more, check = alike(fed, tables, calibration), _held_against
+    else:
+        reason = "the feeds have no values to draw others from: give calibration=[feeds, …]"
+    if not reason:
+        try:
+            return _calibrated(sides, itertools.chain([fed], more), count, check)
+        except RoundoffError as error:
+            if not isinstance(calibration, int):
+                raise
+            reason = f"the model fails on a feed of the calibration: {error.message}"
+    return [CalibratedTolerance(reason=reason)] * count
+
+
 def _calibrated(
     sides: Sides, feeds: Iterable[Mapping[str, Any]], count: int, check: Any
 ) -> list[CalibratedTolerance]:
@@ -338,7 +345,7 @@ def _draws(node: onnx.NodeProto, training: Any = None) -> bool:
     if node.op_type == "Dropout":
         return len(node.input) > 2 and (training is None or bool(training))
     inner = (n for _, body in bodies(node) for n in body.node)
-    return node.op_type in _RANDOM or any(_draws(n) for n in inner)
+    return node.op_type.startswith(_RANDOM) or any(_draws(n) for n in inner)
 
 
 def _held_against(calibration: Calibration, tolerance: CalibratedTolerance) -> CalibratedTolerance:

@@ -83,7 +83,7 @@ def test_files_bytes_and_protos_are_read_alike(tmp_path: Path) -> None:
     found = [compare(model) for model in (product(), path, str(path), path.read_bytes(), apart)]
     assert all(found[0].frame.equals(other.frame) for other in found[1:])
     (tmp_path / "data").unlink()
-    for wrong in (apart, apart.read_bytes(), tmp_path / "nothing.onnx", tmp_path, 3):
+    for wrong in (apart, apart.read_bytes(), tmp_path / "nothing.onnx"):
         with pytest.raises(ModelError):
             compare(wrong)
 
@@ -185,7 +185,6 @@ def test_a_module_that_is_the_model_and_one_that_is_not() -> None:
     found = compare(product(), module=lambda x: torch.relu(x @ weights), calibration=None)
     assert found.outputs["error module"].iloc[0] < 8
     assert not any("export" in text for text in found.advice)
-    assert " module" in repr(found)
     assert found.tolerances["Z"].found
     found = compare(product(), module=lambda x: torch.relu(x) @ weights, calibration=None)
     assert found.outputs["error module"].iloc[0] > 1e5

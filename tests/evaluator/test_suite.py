@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -206,3 +207,10 @@ def test_truth_agrees_and_sees_what_float32_cannot(everything: list[Case]) -> No
 
 def test_truth_of_a_case_of_each_form(each_form: list[Case]) -> None:
     assert check_truths(each_form) > 100
+
+
+if __name__ == "__main__":
+    for one in all_cases():
+        asked = {node.op_type for node in one.model.graph.node} & set(sys.argv[1:])
+        if asked and one.name not in KNOWN:
+            print(one.name, *sorted(set(outcome(one).values())))

@@ -121,7 +121,7 @@ class TorchOnnxEvaluator:
         self._declared = {i.name: i.type for i in proto.graph.input if i.type.WhichOneof("value")}
         self.input_names = [i.name for i in proto.graph.input]
         self.output_names = [o.name for o in proto.graph.output]
-        self.nodes: tuple[Node, ...] = tuple(nodes)
+        self.nodes = tuple(nodes)
 
     def run(
         self,

@@ -175,6 +175,7 @@ class TorchOnnxEvaluator:
         return [values[name] for name in keep]
 
     def _known(self, names: Iterable[str]) -> tuple[str, ...]:
+        names = (names,) if isinstance(names, str) else tuple(names)
         made = {name for node in self.nodes for name in node.outputs if name}
         known = {*self.input_names, *self._constants, *made}
         unknown = [name for name in names if name not in known]
@@ -185,7 +186,7 @@ class TorchOnnxEvaluator:
                 expected=f"outputs {self.output_names}",
                 hint="run(None, feeds)",
             )
-        return tuple(names)
+        return names
 
     def _plan(self, keep: tuple[str, ...]) -> list[tuple[Any, ...]]:
         """For each node what it reads and makes, and the results that nothing reads after it."""

@@ -13,8 +13,6 @@ from roundoff.dtypes import DTYPES, onnx_dtype_to_torch_dtype
 from roundoff.errors import UnsupportedError
 from roundoff.evaluator import TorchOnnxEvaluator
 
-__all__ = ["alike", "draw", "drawn_shapes", "tables_of", "varied"]
-
 #: Operators that keep the values of their first input, in some shape.
 _CARRIERS = ("Cast", "Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Expand")
 #: A tensor of fewer different values is a setting or a mask: it stays.

@@ -14,8 +14,6 @@ from roundoff.errors import ArgumentError, ShapeError
 from roundoff.evaluator import TorchOnnxEvaluator
 from roundoff.evaluator.values import brief, type_name
 
-__all__ = ["call_module", "check_module"]
-
 
 def check_module(
     outputs: Sequence[str],

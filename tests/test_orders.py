@@ -26,8 +26,8 @@ from roundoff.workers import Workers
 from .test_reductions import same_bits
 
 
-def parts_of(ranks: int, size: int, dtype: str = "float32", seed: int = 0) -> np.ndarray:
-    rng = np.random.default_rng((seed, ranks, size))
+def parts_of(ranks: int, size: int, dtype: str) -> np.ndarray:
+    rng = np.random.default_rng((ranks, size))
     return round_to(rng.standard_normal((ranks, size)), dtype, storage=True)
 
 
@@ -70,31 +70,18 @@ def test_elements_of_one_order_are_one_run() -> None:
     probes = order_probes(4, "float32")
     sums = np.stack([gloo_sum(np.repeat(p[:, None], 1000, axis=1)) for p in probes])
     runs = orders_found(sums, 4, "float32")
-    assert [(run.start, run.stop) for run in runs] == [
-        (0, 250),
-        (250, 500),
-        (500, 750),
-        (750, 1000),
-    ]
+    assert [(r.start, r.stop) for r in runs] == [(250 * k, 250 * k + 250) for k in range(4)]
     assert [as_sets(r.tree) for r in runs] == [as_sets(gloo_order(c, 4)) for c in range(4)]
 
 
 # --- what is simulated
 
 
-def chain_of(ranks):
-    tree, *rest = ranks
-    for rank in rest:
-        tree = (tree, rank)
-    return tree
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_simulated_ring_is_its_tree(dtype: str) -> None:
-    parts = parts_of(8, 300, dtype)
-    for first in (0, 3):
-        ring = chain_of([(first + k) % 8 for k in range(8)])
-        assert same_bits(ring_sum(parts, first), add_in_order(parts, ring))
+    parts = parts_of(4, 300, dtype)
+    for first, tree in (0, (((0, 1), 2), 3)), (3, (((3, 0), 1), 2)):
+        assert same_bits(ring_sum(parts, first), add_in_order(parts, tree))
 
 
 # --- what gloo's own processes do
@@ -118,31 +105,20 @@ def workers():
         yield some
 
 
-def gloo(workers, messages: list[np.ndarray], dtype: str) -> list[np.ndarray]:
-    """Sums by gloo of messages of shape (ranks, size)."""
-    ranks = len(messages[0])
-    items = [([m[r].astype(np.float64) for m in messages], dtype) for r in range(ranks)]
-    return [round_to(s, dtype, storage=True) for s in workers.map(reduced, items)[0]]
+SMALL = (1, 7, 1000, 40_001)
+#: Ranks and sizes. Beyond 1 MiB a piece a chunk has more than two of them.
+LONG = [(3, SMALL), (8, SMALL), (3, [3_700_001]), (2, [3_000_000]), (4, [2_500_003])]
+slow = pytest.mark.slow(reason="many processes on two cores, or messages of 15 MB")
 
 
-needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="workers fork")
-slow = pytest.mark.slow(reason="eight processes on two cores; 2 and 4 ranks are quick")
-
-
-@needs_fork
-@pytest.mark.parametrize("ranks", [2, 4, pytest.param(3, marks=slow), pytest.param(8, marks=slow)])
-def test_gloo_adds_as_simulated_bit_by_bit(workers, ranks: int) -> None:
-    for dtype in DTYPES:
-        messages = [parts_of(ranks, size, dtype) for size in (1, 7, 1000, 40_001)]
-        for parts, total in zip(messages, gloo(workers, messages, dtype), strict=True):
-            assert same_bits(total, gloo_sum(parts)), (dtype, parts.shape)
-
-
-@needs_fork
-@pytest.mark.slow(reason="messages of 15 MB; the small ones are quick")
-@pytest.mark.parametrize(("ranks", "size"), [(3, 3_700_001), (2, 3_000_000), (4, 2_500_003)])
-def test_pieces_of_large_messages_are_simulated(workers, ranks: int, size: int) -> None:
-    """Beyond 1 MiB a piece a chunk has more than two of them."""
-    parts = parts_of(ranks, size)
-    (total,) = gloo(workers, [parts], "float32")
-    assert same_bits(total, gloo_sum(parts))
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="workers fork")
+@pytest.mark.parametrize(
+    ("ranks", "sizes"),
+    [(2, SMALL), (4, SMALL), *(pytest.param(*case, marks=slow) for case in LONG)],
+)
+def test_gloo_adds_as_simulated_bit_by_bit(workers, ranks: int, sizes: list[int]) -> None:
+    for dtype in DTYPES if sizes == SMALL else ["float32"]:
+        messages = [parts_of(ranks, size, dtype) for size in sizes]
+        items = [([m[r].astype(np.float64) for m in messages], dtype) for r in range(ranks)]
+        for parts, total in zip(messages, workers.map(reduced, items)[0], strict=True):
+            assert same_bits(round_to(total, dtype, storage=True), gloo_sum(parts)), dtype

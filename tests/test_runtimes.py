@@ -9,7 +9,7 @@ import onnx
 import onnx.parser
 import pytest
 import torch
-from onnx import helper, numpy_helper
+from onnx import numpy_helper
 
 from roundoff.errors import (
     ModelError,
@@ -20,8 +20,6 @@ from roundoff.errors import (
 from roundoff.evaluator import TorchOnnxEvaluator
 from roundoff.models import layer_norm_feeds, layer_norm_matmul
 from roundoff.runtimes import (
-    NODE_COLUMNS,
-    OUTPUT_COLUMNS,
     RuntimeComparison,
     compare_runtimes,
 )
@@ -36,23 +34,22 @@ def compare(model: Any, feeds: Any = None, **options: Any) -> RuntimeComparison:
     return compare_runtimes(model, feeds, **{"providers": CPU, "calibration": 0} | options)
 
 
-def parsed(text: str) -> onnx.ModelProto:
+def parsed(text: str, **constants: Any) -> onnx.ModelProto:
+    """A model, with these constants in it."""
     head = '<ir_version: 10, opset_import: ["" : 18, "local" : 1]> '
-    return onnx.parser.parse_model(head + text)
-
-
-def product(dtype: str = "float") -> onnx.ModelProto:
-    """Relu of X @ W, with W in the model."""
-    model = parsed(f"g ({dtype}[n, 8] X) => ({dtype}[n, 4] Z) {{ Y = MatMul(X, W) Z = Relu(Y) }}")
-    weights = np.random.default_rng(0).standard_normal((8, 4))
-    return held(model, W=weights.astype(np.float32 if dtype == "float" else np.float64))
-
-
-def held(model: onnx.ModelProto, **constants: Any) -> onnx.ModelProto:
-    """The model with these constants in it."""
+    model = onnx.parser.parse_model(head + text)
     for name, value in constants.items():
         model.graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
     return model
+
+
+WEIGHTS = np.random.default_rng(0).standard_normal((8, 4))
+
+
+def product(kind: str = "float", dtype: type = np.float32) -> onnx.ModelProto:
+    """Relu of X @ W, with W in the model."""
+    text = f"g ({kind}[n, 8] X) => ({kind}[n, 4] Z) {{ Y = MatMul(X, W) Z = Relu(Y) }}"
+    return parsed(text, W=WEIGHTS.astype(dtype))
 
 
 def norm_feeds(rows: int, width: int, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
@@ -63,13 +60,10 @@ def norm_feeds(rows: int, width: int, dtype: torch.dtype = torch.float32) -> dic
 def test_layer_norm_and_product(itype: int, dtype: torch.dtype) -> None:
     feeds = norm_feeds(64, 64, dtype)
     found, again = (compare(layer_norm_matmul(itype), feeds, calibration=None) for _ in range(2))
-    assert found.frame.equals(again.frame)
     assert repr(found) == repr(again)
-    assert tuple(found.frame.columns) == NODE_COLUMNS
     assert found.frame["op"].tolist() == ["LayerNormalization", "MatMul", "Add"]
-    assert set(found.frame["kernel torch"]) == {"torch"}
-    assert set(found.frame["kernel ORT"]) == {"ort"}
-    assert found.first_nonfinite is None
+    kernels = found.frame[["kernel torch", "kernel ORT"]]
+    assert kernels.drop_duplicates().to_numpy().tolist() == [["torch", "ort"]]
     own = found.frame[["own error torch", "own error ORT"]].max(axis=1)
     assert found.largest == found.frame.loc[own.idxmax()].to_dict()
     row = found.outputs.iloc[0]
@@ -86,25 +80,23 @@ def test_files_bytes_and_protos_are_read_alike(tmp_path: Path) -> None:
     path, apart = tmp_path / "model.onnx", tmp_path / "apart.onnx"
     onnx.save(product(), path)
     onnx.save(product(), apart, save_as_external_data=True, location="data", size_threshold=0)
-    given = [path, str(path), path.read_bytes(), onnx.load(path), apart]
-    found = [compare(model) for model in given]
+    found = [compare(model) for model in (product(), path, str(path), path.read_bytes(), apart)]
     assert all(found[0].frame.equals(other.frame) for other in found[1:])
     (tmp_path / "data").unlink()
-    for wrong in (apart, apart.read_bytes(), tmp_path / "nothing.onnx", tmp_path, 3):
+    for wrong in (apart, apart.read_bytes(), tmp_path / "nothing.onnx"):
         with pytest.raises(ModelError):
             compare(wrong)
 
 
-@pytest.mark.parametrize("tf32", [(False, True), (True, False), (True, True)])
-def test_tf32_on_one_side_is_told(tf32: tuple[bool, bool]) -> None:
+@pytest.mark.parametrize(
+    ("tf32", "begins"),
+    [((False, True), ["ONNX Runtime may"]), ((True, False), ["torch may"]), ((True, True), [])],
+)
+def test_tf32_on_one_side_is_told(tf32: tuple[bool, bool], begins: list[str]) -> None:
     found = compare(layer_norm_matmul(), norm_feeds(4, 8))
     found.outputs["abs"] = 1.0
     told = advise(found.frame, found.outputs, "cuda", tf32=tf32, tolerances={})
-    said = [text for text in told if "TF32" in text]
-    assert len(said) == (tf32[0] != tf32[1])
-    if said:
-        assert said[0].startswith("torch may" if tf32[0] else "ONNX Runtime may")
-        assert "use_tf32=0" in said[0]
+    assert [text.partition(" use")[0] for text in told if "use_tf32=0" in text] == begins
 
 
 SQUARES = "g (float16[4] X) => (float16[4] Z) { Y = Mul(X, X)  Z = Neg(Y) }"
@@ -162,8 +154,7 @@ def test_outputs_without_a_tolerance_say_why() -> None:
     model = parsed("g (float[2, 2] X) => (float[2, 2] Z) { Y = Exp(X)  Z = MatMul(Y, Y) }")
     found = compare(model, {"X": torch.rand(2, 2)}, calibration=None)
     assert "give calibration=[feeds, …]" in found.tolerances["Z"].reason
-    assert math.isnan(found.outputs["atol"].iloc[0])
-    found = compare(product("double"))
+    found = compare(product("double", np.float64))
     assert "calibration=0" in found.tolerances["Z"].reason
     assert found.nearer == "equal"  # a model in float64 has no truth
     assert math.isnan(found.outputs["error torch"].iloc[0])
@@ -173,9 +164,9 @@ def test_outputs_without_a_tolerance_say_why() -> None:
 def test_ids_stay_below_their_table(rows: int) -> None:
     model = parsed(
         "g (int32[n, m] position) => (float[n, m, 4] Z) "
-        "{ flat = Cast <to = 7> (position)  Y = Gather(W, flat)  Z = Abs(Y) }"
+        "{ flat = Cast <to = 7> (position)  Y = Gather(W, flat)  Z = Abs(Y) }",
+        W=np.zeros((rows, 4), np.float32),
     )
-    model = held(model, W=np.zeros((rows, 4), np.float32))
     assert tables_of(TorchOnnxEvaluator(model)) == {"position": rows}
     assert compare(model).first is None
 
@@ -189,38 +180,19 @@ def test_what_cannot_be_drawn_is_to_be_fed() -> None:
         compare(strings)
 
 
-class Product(torch.nn.Module):
-    """What ``product`` was exported from; the wrong order where asked."""
-
-    def __init__(self, model: onnx.ModelProto, wrong: bool = False) -> None:
-        super().__init__()
-        weights = torch.from_numpy(numpy_helper.to_array(model.graph.initializer[0]).copy())
-        self.W, self.wrong = torch.nn.Parameter(weights), wrong
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.relu(x) @ self.W if self.wrong else torch.relu(x @ self.W)
-
-
 def test_a_module_that_is_the_model_and_one_that_is_not() -> None:
-    model = product()
-    found = compare(model, module=Product(model), calibration=None)
-    assert list(found.outputs.columns) == list(OUTPUT_COLUMNS)
+    weights = torch.from_numpy(WEIGHTS).float()
+    found = compare(product(), module=lambda x: torch.relu(x @ weights), calibration=None)
     assert found.outputs["error module"].iloc[0] < 8
     assert not any("export" in text for text in found.advice)
-    assert " module" in repr(found)
     assert found.tolerances["Z"].found
-    found = compare(model, module=Product(model, wrong=True), calibration=None)
+    found = compare(product(), module=lambda x: torch.relu(x) @ weights, calibration=None)
     assert found.outputs["error module"].iloc[0] > 1e5
     assert "Look at the export" in found.advice[0]
-    shown = found._repr_html_()
-    for part in (
-        "first differs at node",
-        "nearer the truth",
-        "<table ",
-        "MatMul_0 (MatMul -&gt; Y)",
-    ):
-        assert part in shown
     assert "does not compute what the module does" in found.tolerances["Z"].reason
+    shown = found._repr_html_()
+    for part in ("first differs at node", "nearer the truth", "<table ", "(MatMul -&gt; Y)"):
+        assert part in shown
 
 
 def test_a_module_is_called_and_its_outputs_taken_by_name() -> None:
@@ -241,12 +213,14 @@ def test_a_module_is_called_and_its_outputs_taken_by_name() -> None:
 def test_a_graph_optimisation_that_changes_bits_is_named() -> None:
     # Conv and BatchNormalization become one Conv, whose weights are rounded once more.
     random = np.random.default_rng(0)
-    model = parsed(
-        "g (float[1, 3, 9, 9] X) => (float[1, 4, 7, 7] Z) { Y = Conv(X, W) "
-        " Z = BatchNormalization(Y, scale, bias, mean, var) }"
+    found = compare(
+        parsed(
+            "g (float[1, 3, 9, 9] X) => (float[1, 4, 7, 7] Z) { Y = Conv(X, W) "
+            " Z = BatchNormalization(Y, scale, bias, mean, var) }",
+            W=random.standard_normal((4, 3, 3, 3), np.float32),
+            **{n: random.random(4, np.float32) + 0.5 for n in ("scale", "bias", "mean", "var")},
+        )
     )
-    weights = {n: random.random(4, np.float32) + 0.5 for n in ("scale", "bias", "mean", "var")}
-    found = compare(held(model, W=random.standard_normal((4, 3, 3, 3), np.float32), **weights))
     assert found.outputs["session abs"].iloc[0] > 0
     assert any("ORT_DISABLE_ALL" in text for text in found.advice)
 
@@ -265,69 +239,67 @@ def test_on_a_gpu_each_does_what_it_does_by_default() -> None:
     assert same.outputs["error ORT"].iloc[0] < found.outputs["error ORT"].iloc[0] / 10
 
 
-class Layers(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(0)
-        self.first = torch.nn.Parameter(torch.randn(8, 16, generator=generator) / 3)
-        self.second = torch.nn.Parameter(torch.randn(16, 4, generator=generator) / 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.relu(x @ self.first) @ self.second
+def layers() -> torch.nn.Sequential:
+    torch.manual_seed(0)
+    first, second = torch.nn.Linear(8, 16, bias=False), torch.nn.Linear(16, 4, bias=False)
+    return torch.nn.Sequential(first, torch.nn.ReLU(), second)
 
 
-def quantized(module: Layers, coarse: float = 2.0**-8, relu: str = "Relu") -> onnx.ModelProto:
-    """The module with its input, weights and middle rounded; without Relu the grid begins at 0."""
-    model = parsed(
-        """g (float[6, 8] X) => (float[6, 4] Z) {
-          xq = QuantizeLinear(X, sx, zx)  x = DequantizeLinear(xq, sx, zx)
-          w1 = DequantizeLinear(q1, s1, z1)  Y = MatMul(x, w1)  R = RELU(Y)
-          yq = QuantizeLinear(R, sy, zy)  y = DequantizeLinear(yq, sy, zy)
-          w2 = DequantizeLinear(q2, s2, z1)  Z = MatMul(y, w2) }""".replace("RELU", relu)
+def rounded(weight: torch.Tensor, step: float) -> np.ndarray:
+    return np.clip(np.rint(weight.detach().numpy().T / step), -128, 127).astype(np.int8)
+
+
+def quantized(coarse: float = 2.0**-10, relu: str = "Relu") -> onnx.ModelProto:
+    """The layers with input, weights and middle rounded; without Relu the grid begins at 0."""
+    text = """g (float[6, 8] X) => (float[6, 4] Z) {
+          xq = QuantizeLinear(X, s5, zi)  x = DequantizeLinear(xq, s5, zi)
+          w1 = DequantizeLinear(q1, s6)  Y = MatMul(x, w1)  R = RELU(Y)
+          yq = QuantizeLinear(R, s5, zu)  y = DequantizeLinear(yq, s5, zu)
+          w2 = DequantizeLinear(q2, s2, zi)  Z = MatMul(y, w2) }"""
+    scales = {"s5": 2.0**-5, "s6": [2.0**-6] * 16, "s2": coarse}
+    module = layers()
+    return parsed(
+        text.replace("RELU", relu),
+        q1=rounded(module[0].weight, 2.0**-6),
+        q2=rounded(module[2].weight, coarse),
+        zi=np.int8(0),
+        zu=np.uint8(0),
+        **{name: np.float32(value) for name, value in scales.items()},
     )
-    constants: dict[str, Any] = {
-        name: np.clip(np.rint(weight.detach().numpy() / step), -128, 127).astype(np.int8)
-        for name, weight, step in (("q1", module.first, 2.0**-6), ("q2", module.second, coarse))
-    }
-    scales = {"sx": 2.0**-5, "sy": 2.0**-5, "s1": 2.0**-6, "s2": coarse}
-    constants |= {name: np.float32(value) for name, value in scales.items()}
-    return held(model, **constants, zx=np.int8(0), zy=np.uint8(0), z1=np.int8(0))
 
 
 @pytest.mark.parametrize("relu", ["Relu", "Identity"])
 def test_quantisation_is_named_with_its_cost_and_its_node(relu: str) -> None:
-    module, x = Layers().eval(), torch.randn(6, 8, generator=torch.Generator().manual_seed(1))
-    found = compare(quantized(module, 0.25, relu), {"X": x}, module=module)
+    module, x = layers(), torch.randn(6, 8, generator=torch.Generator().manual_seed(1))
+    found = compare(quantized(0.25, relu), {"X": x}, module=module)
     told = found.quantization
     assert told is not None
     assert found.outputs["error module"].iloc[0] > 1e4  # far beyond rounding
     assert "does not compute what the module does" not in repr(found)
     assert f"moves an output by {told.total:.2g} of its RMS" in found.advice[0]
     assert "costs most is DequantizeLinear_7 (weight q2)" in found.advice[0]
-    assert told.unmatched == 0
     assert "look at the export" not in found.advice[0]
     assert sorted(told.frame["kind"]) == ["activation", "activation", "weight", "weight"]
     # The coarse weight alone, by hand.
-    rounded = torch.clamp(torch.round(module.second / 0.25), -128, 127) * 0.25
-    alone = torch.relu(x.double() @ module.first.double()) @ rounded.double()
-    exact = module(x).detach().double()
+    module.double()
+    alone = module[:2](x.double()) @ torch.from_numpy(rounded(module[2].weight, 0.25) * 0.25)
+    exact = module(x.double())
     cost = (alone - exact).square().mean().sqrt() / exact.square().mean().sqrt()
     assert told.frame["cost"].iloc[0] == pytest.approx(cost.item(), rel=1e-5)
     assert told.total == pytest.approx(math.sqrt(sum(told.frame["cost"] ** 2)), rel=0.3)
 
 
 def test_what_quantisation_does_not_explain_and_what_it_is_against() -> None:
-    module, other, shifted = Layers().eval(), Layers().eval(), Layers().eval()
+    other = layers()
     with torch.no_grad():
-        other.first.mul_(1.001)  # within a step of the grid
-        other.second[0, 0] += 0.2  # one element, 50 steps
-    shifted.forward = lambda x: Layers.forward(shifted, x) + 1  # type: ignore[method-assign]
-    for given, told in (
+        other[0].weight.mul_(1.001)  # within a step of the grid
+        other[2].weight[0, 0] += 0.2  # one element, 50 steps
+    for module, told in (
         (other, "1 rounded weights"),
-        (shifted, "look at the export"),
+        (torch.nn.Sequential(layers(), torch.nn.Tanh(), torch.nn.Dropout()), "0 rounded weights"),
         (None, "against the model without its pairs"),
     ):
-        found = compare(quantized(module), module=given)
+        found = compare(quantized(), module=module)
         assert told in found.advice[0]
     assert found.quantization is not None
     assert set(found.quantization.frame["kind"]) == {"activation"}
@@ -338,17 +310,17 @@ def test_drawn_feeds_have_the_ranges_and_signs_of_those_given() -> None:
     given = {
         "X": torch.randn(40, 30, generator=generator).clamp_min(0).half() + 5,
         "ids": torch.tensor([3, 9, 4]),
-        "axis": torch.tensor([1, 0]),
         "mask": torch.tensor([0.0, -math.inf] * 10),
         "flags": torch.tensor([0.0, 1.0] * 10),
     }
     assert list(varied(given, ["ids"])) == ["X", "ids"]
     one, other = alike(given, ["ids"], 2)
     assert not torch.equal(one["X"], other["X"])
-    assert one["X"].dtype == torch.float16
     assert abs(float((one["X"] == 5).float().mean()) - 0.5) < 0.1
-    assert all(set(one[n].flatten().tolist()) <= set(given[n].flatten().tolist()) for n in given)
-    assert all(torch.equal(one[name], given[name]) for name in ("axis", "mask", "flags"))
+    for name, value in given.items():
+        assert one[name].dtype == value.dtype
+        assert set(one[name].flatten().tolist()) <= set(value.flatten().tolist())
+        assert name in ("X", "ids") or torch.equal(one[name], value)
 
 
 RANDOM = {
@@ -370,8 +342,10 @@ def test_a_model_that_draws_is_refused_and_the_node_named(name: str) -> None:
     with pytest.raises(UnsupportedError, match=r"draws random numbers.*(Random|Dropout|Bernoulli)"):
         compare(model, given)
     if "t" in given:  # a dropout that does not draw is compared
-        del model.graph.input[2], given["t"]
-        assert compare(held(model, t=False), given).nearer == "equal"
+        del given["t"]
+        assert (
+            compare(parsed(RANDOM[name].replace(", bool t", ""), t=False), given).nearer == "equal"
+        )
 
 
 @pytest.mark.parametrize("kind", ["float", "double"])
@@ -382,22 +356,16 @@ def test_a_module_in_float64_that_computes_something_else_is_told(kind: str) -> 
     assert "does not compute what the module does" in twice.advice[0]
     assert "module does" not in " ".join(same.advice)
     if kind == "float":
-        assert twice.outputs["error module"][0] > 1e6
-        assert same.outputs["error module"][0] == 0
+        assert [side.outputs["error module"][0] > 1e6 for side in (twice, same)] == [True, False]
 
 
 def test_only_what_drawn_feeds_may_cause_says_so() -> None:
     """A missing kernel, a missing provider and a broken model are not the feeds' fault."""
-    twirl = parsed("g (float[2] X) => (float[2] Z) { Z = Abs(X) }")
-    twirl.graph.node[0].op_type, twirl.graph.node[0].domain = "Twirl", "nowhere"
-    twirl.opset_import.append(helper.make_opsetid("nowhere", 1))
     neg = parsed("g (float[4, 8] X) => (float[4, 8] Z) { Z = Neg(X) }")
     cases: list[tuple[Any, dict[str, Any]]] = [
-        (twirl, {}),
+        (parsed("g (float[2] X) => (float[2] Z) { Z = local.Twirl(X) }"), {}),
         (layer_norm_matmul(16), {}),
         (b"no model", {}),
-        ("nothing.onnx", {}),
-        (parsed("g (float[2] X) => (float[2] Z) { Z = Add(X, nothing) }"), {}),
         (neg, {"providers": ["NoSuchExecutionProvider"]}),
         (neg, {"feeds": {"X": torch.ones(4, 9)}}),
     ]
@@ -413,8 +381,8 @@ def test_only_what_drawn_feeds_may_cause_says_so() -> None:
 
 def test_feeds_that_drawing_makes_another_kind_have_no_tolerance() -> None:
     """A sum of rows that cancel: drawn one by one they do not."""
-    model = parsed("g (float[64, 8] X) => (float[8] Z) { Z = ReduceSum <keepdims = 0> (X, axes) }")
+    text = "g (float[64, 8] X) => (float[8] Z) { Z = ReduceSum <keepdims = 0> (X, axes) }"
     x = torch.randn(32, 8, generator=torch.Generator().manual_seed(0))
     cancelling = torch.cat([x, -x + 1e-4])
-    found = compare(held(model, axes=[0]), {"X": cancelling}, calibration=None)
+    found = compare(parsed(text, axes=[0]), {"X": cancelling}, calibration=None)
     assert "in a way that drawing loses" in found.tolerances["Z"].reason

@@ -22,9 +22,7 @@ REFUSED = [
     ("agraph (float[n] X) => (float[n] Y) { Y = Nonsense(X) }", "Nonsense"),
     ("agraph (float[n] X) => (float[n] Y) { Y = com.microsoft.Nonsense(X) }", "custom_kernels"),
     ("agraph (float[n] X, int64[n] Y) => (float[n] Z) { Z = Add(X, Y) }", "'Add_0'.*int64"),
-    ("agraph (bool[n] X) => (bool[n] Z) { Z = Add(X, X) }", "bool"),
     ("agraph (float[2, 3] X) => (float[2, 3] Z) { Z = MatMul(X, X) }", "MatMul_0"),
-    ("agraph (float[n] X) => (float[n] Z) { Z = Softmax <axis = 1> (X) }", "axis|Dimension"),
     (
         "agraph (float[n] X) => (float[n] Y) { Y = local.f(X) } "
         '<domain: "local", opset_import: ["": 18, "local": 1]> f (x) => (y) { y = local.f(x) }',
@@ -50,36 +48,41 @@ def test_types_that_are_not_known_before_are_seen_in_the_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("node", "shapes", "message"),
+    ("node", "message"),
     [
-        ("Y = Concat<axis = 0>(A, B)", [(2, 3), (0,)], "rank"),
-        ("Y = Flatten<axis = 3>(A)", [(2, 3)], "axis"),
-        ("Y = Transpose<perm = [0, 0]>(A)", [(2, 3)], "Transpose|perm"),
-        ("Y = Softmax<axis = 2>(A)", [(2, 3)], "axis|Dimension"),
-        ("Y, Z = Split<num_outputs = 3>(A)", [(4,)], "Split"),
-        ("Y = Expand(A, B)", [(3,), (3,)], "Expand|type"),
+        ("Y = Concat<axis = 0>(A, B)", "rank"),
+        ("Y = Flatten<axis = 3>(A)", "axis"),
+        ("Y, Z = Split<num_outputs = 3>(A)", "Split"),
+        ("Y = Squeeze(A, axis)", "not 1"),
+        ("Y = Unsqueeze(A, twice)", "distinct"),
+        ("Y = Slice(A, twice, twice, twice)", "distinct"),
+        ("Y = Reshape(B, twice)", "Reshape"),
     ],
 )
-def test_what_torch_would_let_pass(node: str, shapes: list[Any], message: str) -> None:
-    feeds = {name: np.zeros(shape, np.float32) for name, shape in zip("AB", shapes, strict=False)}
-    inputs = ", ".join(f"float[{', '.join('nmk'[: x.ndim])}] {n}" for n, x in feeds.items())
+def test_what_torch_would_let_pass_where_no_rank_is_known(node: str, message: str) -> None:
+    constants = "<int64[1] axis = {1}, int64[2] twice = {0, 0}>"
+    model = text(f"g (float[] A, float[] B) => (float[] Y) {constants} {{ {node} }}")
     with pytest.raises(RoundoffError, match=message):
-        TorchOnnxEvaluator(text(f"g ({inputs}) => (float[] Y) {{ {node} }}")).run(None, feeds)
+        TorchOnnxEvaluator(model).run({"A": torch.zeros(2, 3), "B": torch.zeros(4)})
 
 
 @pytest.mark.parametrize("op_type", ["Div", "Mod"])
-@pytest.mark.parametrize("dtype", ["int64", "uint8"])
-def test_integer_division_by_zero(op_type: str, dtype: str) -> None:
-    body = f"agraph ({dtype}[n] X, {dtype}[n] Y) => ({dtype}[n] Z) {{ Z = {op_type}(X, Y) }}"
-    x, zero = np.array([1, 2], dtype=dtype), np.array([1, 0], dtype=dtype)
-    for kernels in (None, ["ort"]):
-        evaluator = TorchOnnxEvaluator(text(body), kernels=kernels)
-        with pytest.raises(ModelError, match=f"node '{op_type}_0'.*division by zero"):
-            evaluator.run(None, {"X": x, "Y": zero})
-        if dtype == "int64":
-            feeds = {"X": np.array([-(2**63)]), "Y": np.array([-1])}
-            with pytest.raises(ModelError, match="overflow"):
-                evaluator.run(None, feeds)
+@pytest.mark.parametrize("kernels", [None, "ort"])
+@pytest.mark.parametrize(
+    ("x", "y", "why"),
+    [
+        (np.int64([1, 2]), np.int64([1, 0]), "division by zero"),
+        (np.uint8([1, 2]), np.uint8([1, 0]), "division by zero"),
+        (np.int64([-(2**63)]), np.int64([-1]), "overflow"),
+    ],
+)
+def test_a_division_that_would_end_the_process(
+    op_type: str, kernels: Any, x: Any, y: Any, why: str
+) -> None:
+    body = f"g (int[n] X, int[n] Y) => (int[n] Z) {{ Z = {op_type}(X, Y) }}"
+    model = text(body.replace("int", str(x.dtype)))
+    with pytest.raises(ModelError, match=f"node '{op_type}_0'.*{why}"):
+        TorchOnnxEvaluator(model, kernels=kernels).run({"X": x, "Y": y})
 
 
 def external(location: str, offset: int = 0, length: int = 8) -> onnx.ModelProto:
@@ -106,12 +109,9 @@ def test_external_data_stays_in_the_folder(tmp_path: Path) -> None:
 
     torch.testing.assert_close(run(external("inside.bin")), torch.tensor([4.0, 5.0]))
     outside = ("../outside.bin", str(tmp_path / "outside.bin"), "link.bin", "", "absent.bin")
-    cut = ((0, 16), (4, 8), (-4, 8))
-    for model in (
-        *(external(location) for location in outside),
-        *(external("inside.bin", *place) for place in cut),
-    ):
+    cut = [("inside.bin", *place) for place in ((0, 16), (4, 8), (-4, 8))]
+    for place in [*((location,) for location in outside), *cut]:
         with pytest.raises(ModelError, match="'W'"):
-            run(model)
+            run(external(*place))
     with pytest.raises(ModelError, match="path of the model"):
         TorchOnnxEvaluator(external("inside.bin"))

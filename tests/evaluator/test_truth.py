@@ -56,31 +56,25 @@ def test_a_stash_type_is_ignored() -> None:
     model = text(body + "{ Y, M, I = LayerNormalization <stash_type = 1> (X, S) }")
     x = np.random.default_rng(0).standard_normal((3, 5)) * 1e5 + 1e7
     y, mean, inverse = truth(model, {"X": x, "S": np.ones(5)})
-    assert y.dtype == mean.dtype == inverse.dtype == torch.float64
-    np.testing.assert_allclose(mean.numpy()[:, 0], x.mean(-1), rtol=1e-15)
     centred = x - x.mean(-1, keepdims=True)
-    expected = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
-    np.testing.assert_allclose(y.numpy(), expected, rtol=1e-10)
+    np.testing.assert_allclose(mean[:, 0], x.mean(-1), rtol=1e-15)
+    np.testing.assert_allclose(inverse[:, 0], (x.var(-1) + 1e-5) ** -0.5, rtol=1e-10)
+    np.testing.assert_allclose(y, centred * inverse.numpy(), rtol=1e-10)
 
 
-DYNAMIC = (
+DYNAMIC = text(
     "agraph (float[n] X) => (uint8[n] Y, float S, uint8 Z) { Y, S, Z = DynamicQuantizeLinear(X) }"
 )
 
 
-@pytest.mark.parametrize("shift", [0, -9, 9])
-@pytest.mark.parametrize("scale", [0, 1, 1e6])
-def test_dynamic_quantisation_is_that_of_onnx(shift: float, scale: float) -> None:
-    model, x = text(DYNAMIC), np.random.default_rng(0).standard_normal(99) * scale + shift
-    narrow = {"X": x.astype(np.float32)}
-    ways = [TorchOnnxEvaluator(model, kernels=[k]).run(narrow) for k in ("torch", "ort")]
-    assert all(torch.equal(one, other) for one, other in zip(*ways, strict=True))
-    low, high = min(x.min(), 0), max(x.max(), 0)
-    step = (high - low) / 255 or 1
-    point = np.rint(np.clip(0 - low / step, 0, 255))
-    expected = [np.clip(np.rint(x / step) + point, 0, 255), step, point]
-    for got, want in zip(truth(model, {"X": x}), expected, strict=True):
-        np.testing.assert_array_equal(got, want)
+@pytest.mark.parametrize(("scale", "shift"), [(0, 0), (0, -9), (1, 0), (1, 9), (1e6, -9)])
+def test_dynamic_quantisation_is_that_of_onnx_runtime(scale: float, shift: float) -> None:
+    x = np.random.default_rng(0).standard_normal(99) * scale + shift
+    for dtype, options in ((np.float32, {}), (np.float64, {"truth": True})):
+        found = TorchOnnxEvaluator(DYNAMIC, **options).run({"X": x.astype(dtype)})
+        wanted = TorchOnnxEvaluator(DYNAMIC, kernels=["ort"]).run({"X": x.astype(np.float32)})
+        for one, other in zip(found, wanted, strict=True):
+            torch.testing.assert_close(one.to(other.dtype), other, rtol=1e-6 * len(options), atol=0)
 
 
 #: Graph, and why it has no truth.
@@ -89,12 +83,6 @@ NONE = [
         "(float[2] X) => (float[k] Y) <float[1] s = {1.7}> "
         '{ Y = Resize<coordinate_transformation_mode="align_corners", mode="linear">(X,,s) }',
         "not verified",
-    ),
-    (
-        """(float[2] X) => (float[2] Y) <bool C = {1}> { Y = If (C) <
-        then_branch = yes () => (float[2] A) { A = Neg(X) },
-        else_branch = no () => (float[2] B) { B = Identity(X) }> }""",
-        "no kernel for If",
     ),
     ("(float[2] X) => (float[2] Y) { Y = RandomNormalLike(X) }", "not verified"),
     ("(float[2] X) => (float[k] Y) { Y = Unique(X) }", "not verified"),
@@ -113,14 +101,7 @@ def test_what_has_no_truth_is_refused(graph: str, why: str) -> None:
         truth(text(f"agraph {graph}", opset=19), {"X": np.float32([0.25, 0.5])})
 
 
-def test_integers_keep_their_type_and_wrap() -> None:
-    integers = "agraph (int32[n] X) => (int32[n] Z) { Y = Abs(X) Z = Mul(Y, X) }"
-    (got,) = truth(text(integers), {"X": np.int32([2**20, -3])})
-    assert got.dtype == torch.int32
-    np.testing.assert_array_equal(got, [0, -9])
-
-
 def test_dynamic_quantisation_without_a_step_has_no_truth() -> None:
     for x in ([np.nan, 1], [np.inf], [1e308, -1e308]):
         with pytest.raises(UnsupportedError, match="step beyond the type"):
-            truth(text(DYNAMIC), {"X": np.float64(x)})
+            truth(DYNAMIC, {"X": np.float64(x)})

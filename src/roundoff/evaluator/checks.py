@@ -13,9 +13,7 @@ from roundoff.errors import DtypeError, ShapeError, UnsupportedError
 from roundoff.graph.protos import shape_of
 
 from .nodes import Node
-from .values import elem_type, signature, type_name, type_proto
-
-_KNOWN_DOMAINS = {"", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training"}
+from .values import brief, elem_type, signature, type_name, type_proto
 
 
 def schema_of(domain: str, op_type: str, opset: int) -> Any:
@@ -29,7 +27,7 @@ def schema_of(domain: str, op_type: str, opset: int) -> Any:
     try:
         return onnx.defs.get_schema(op_type, opset, domain)
     except onnx.defs.SchemaError as error:
-        if domain in _KNOWN_DOMAINS:
+        if not domain or domain.startswith("ai.onnx"):
             raise UnsupportedError(
                 f"ONNX has no operator {op_type!r} in domain {domain or 'ai.onnx'!r}",
                 got=f"opset {opset}",
@@ -58,9 +56,8 @@ def infer(node: Node, types: Mapping[str, TypeProto]) -> dict[str, TypeProto]:
             schema, node.proto, dict(types), opset_imports=opsets
         )
     except Exception as error:
-        text = " ".join(str(error).split())[:300]
         fails = DtypeError if isinstance(error, onnx.checker.ValidationError) else ShapeError
-        raise fails(f"node {node.name!r} ({node.operator}): {text}") from error
+        raise fails(f"node {node.name!r} ({node.operator}): {brief(error)}") from error
 
 
 def guarded(node: Node, function: Callable[..., Any]) -> Callable[..., Any]:

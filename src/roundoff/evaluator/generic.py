@@ -21,7 +21,7 @@ from roundoff.graph.protos import bodies
 
 from .checks import schema_of
 from .nodes import Node, NotHandledError
-from .values import elem_type, signature, to_numpy, to_value, type_proto
+from .values import elem_type, on_device, signature, to_numpy, to_value, type_proto
 from .verified import check_values, check_verified
 
 # Old enough for every ONNX Runtime that runs these opsets.
@@ -126,8 +126,8 @@ def _by_types(
         if types not in made:
             protos = {name: type_proto(x, shape) for name, x in feeds.items()}
             made[types] = make(_alone(node, names[: len(node.inputs)], protos))
-        results = iter([to_value(x) for x in made[types](feeds)])
-        outputs = tuple(next(results) if name else None for name in node.outputs)
+        values, device = iter(to_value(made[types](feeds))), node.settings.device
+        outputs = tuple(on_device(next(values), device) if name else None for name in node.outputs)
         return outputs if len(outputs) > 1 else outputs[0]
 
     return call
@@ -202,18 +202,24 @@ class DefinitionKernel:
             raise NotHandledError(f"ONNX does not define {node.operator} by other operators")
         settings = node.settings
 
+        def refuse(feeds: Any) -> Any:
+            raise NotHandledError(f"the definition of {node.operator} has no kernel")
+
         def make(model: ModelProto) -> Callable[..., Any]:
             from .session import TorchOnnxEvaluator
 
-            body = _inlined(model, schema)
-            return TorchOnnxEvaluator(body, settings.providers, truth=settings.truth).run
+            try:
+                body = _inlined(model, schema)
+                return TorchOnnxEvaluator(body, settings.providers, truth=settings.truth).run
+            except (RoundoffError, NotHandledError):  # known from here on: it is not tried again
+                return refuse
 
         by_definition = _by_types(node, make, shape=True)
 
         def call(*inputs: Any) -> Any:
             try:
                 return by_definition(*inputs)
-            except RoundoffError as error:  # an operator of the body has no kernel, or fails
+            except RoundoffError as error:
                 raise NotHandledError(f"its definition: {error}") from error
 
         return call

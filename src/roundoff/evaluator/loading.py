@@ -21,7 +21,7 @@ from onnx.external_data_helper import load_external_data_for_tensor
 from roundoff.errors import ModelError
 from roundoff.graph.protos import read
 
-from .values import to_value
+from .values import brief, to_value
 
 
 def load(model: Any, custom: Iterable[tuple[str, str]] = ()) -> tuple[ModelProto, Path | None]:
@@ -59,18 +59,13 @@ def load(model: Any, custom: Iterable[tuple[str, str]] = ()) -> tuple[ModelProto
         if model.functions:
             model = onnx.inliner.inline_selected_functions(model, list(custom), exclude=True)
     except Exception as error:
-        raise ModelError("ONNX's checker refuses the model", got=_first_line(error)) from error
+        raise ModelError("ONNX's checker refuses the model", got=brief(error)) from error
     return model, folder
 
 
 def domain_of(domain: str) -> str:
     """The domain, ``""`` for ONNX's own under its longer name."""
     return "" if domain == "ai.onnx" else domain
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join(lines)[:300] if lines else type(error).__name__
 
 
 def _checked(model: ModelProto) -> ModelProto:
@@ -119,7 +114,7 @@ def tensor_value(tensor: TensorProto, folder: Path | None, where: str) -> Any:
         array = numpy_helper.to_array(tensor)
     except Exception as error:
         raise ModelError(
-            f"the data of constant {where!r} cannot be read", got=_first_line(error)
+            f"the data of constant {where!r} cannot be read", got=brief(error)
         ) from error
     return to_value(array)
 

@@ -65,14 +65,15 @@ def lower(
         proto.CopyFrom(original)
         proto.domain = domain_of(proto.domain)
         proto.name = proto.name or f"{proto.op_type}_{position}"
-        if proto.op_type == "Constant" and (proto.domain, "Constant") not in replaced:
+        operator = proto.domain, proto.op_type
+        if operator == ("", "Constant") and operator not in replaced:
             fixed[proto.output[0]] = _constant(proto, folder)
         else:
             protos.append(proto)
     types = {name: type_proto(value) for name, value in fixed.items()}
     types |= {name: type_ for name, type_ in given.items() if type_.WhichOneof("value")}
     constants = {name: convert(value) for name, value in fixed.items()}
-    nodes = []
+    nodes: list[Node] = []
     for proto in protos:
         is_custom = (proto.domain, proto.op_type) in replaced
         opset = opsets.get(proto.domain, 0)
@@ -114,6 +115,5 @@ def lower(
 def _constant(proto: NodeProto, folder: Path | None) -> Any:
     (attribute,) = proto.attribute  # ONNX's checker sees to it
     value = attribute_value(attribute, folder, proto.name)
-    if attribute.name in _CONSTANT_KINDS:
-        return to_value(np.array(value, dtype=_CONSTANT_KINDS[attribute.name]))
-    return value
+    kind = _CONSTANT_KINDS.get(attribute.name)
+    return value if kind is None else to_value(np.array(value, kind))

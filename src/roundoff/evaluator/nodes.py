@@ -108,7 +108,7 @@ class Node:
     subgraphs: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)
     constants: dict[int, Any] = dataclasses.field(default_factory=dict, repr=False)
     types: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)
-    settings: Settings = dataclasses.field(default_factory=lambda: Settings(), repr=False)
+    settings: Settings = dataclasses.field(default_factory=Settings, repr=False)
     proto: Any = dataclasses.field(default=None, repr=False)
 
     @property

@@ -9,7 +9,7 @@ from roundoff.errors import ModelError, RoundoffError, UnsupportedError
 
 from .checks import guarded
 from .nodes import Node, NotHandledError
-from .values import type_name
+from .values import brief, type_name
 
 
 class Bound:
@@ -64,15 +64,10 @@ class Bound:
                 continue
             self.used = name
             return result
-        told = [f"{name}: {_brief(error)}" for name, error in failed] + self.reasons
+        told = [f"{name}: {brief(error)}" for name, error in failed] + self.reasons
         unknown = all(isinstance(error, NotHandledError) for _, error in failed)
         raise (UnsupportedError if unknown else ModelError)(
             f"{where}: no kernel computes it on these inputs",
             got="; ".join([", ".join(map(type_name, inputs)), *told]),
             hint="other inputs, or a kernel in custom_kernels={(domain, op_type): kernel}",
         ) from failed[0][1]
-
-
-def _brief(error: Exception) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) < 200 else text[:197] + "..."

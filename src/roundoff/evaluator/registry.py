@@ -7,6 +7,7 @@ definition that it was not written for: a newer one falls to a generic kernel.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -63,10 +64,7 @@ class FunctionKernel(Kernel):
 
     def bind(self, node: Node) -> Function:
         """The function, the node's attributes given by keyword."""
-        function, attributes = self.function, dict(node.attributes)
-        if not attributes:
-            return function
-        return lambda *inputs: function(*inputs, **attributes)
+        return functools.partial(self.function, **node.attributes)
 
 
 #: The kernels that ``kernels=`` names, in the default order.

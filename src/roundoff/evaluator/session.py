@@ -17,7 +17,7 @@ from .lowering import lower
 from .nodes import Node, Settings
 from .program import Bound
 from .registry import check_custom, check_order, kernels_for
-from .values import elem_type, to_value
+from .values import elem_type, on_device, to_value
 
 
 class Step(NamedTuple):
@@ -121,7 +121,7 @@ class TorchOnnxEvaluator:
         self._declared = {i.name: i.type for i in proto.graph.input if i.type.WhichOneof("value")}
         self.input_names = [i.name for i in proto.graph.input]
         self.output_names = [o.name for o in proto.graph.output]
-        self.nodes: tuple[Node, ...] = tuple(nodes)
+        self.nodes = tuple(nodes)
 
     def run(
         self,
@@ -178,14 +178,14 @@ class TorchOnnxEvaluator:
         names = (names,) if isinstance(names, str) else tuple(names)
         made = {name for node in self.nodes for name in node.outputs if name}
         known = {*self.input_names, *self._constants, *made}
-        for name in names:
-            if name not in known:
-                raise ArgumentError(
-                    "no such result",
-                    got=name,
-                    expected=f"outputs {self.output_names}",
-                    hint="run(None, feeds)",
-                )
+        unknown = [name for name in names if name not in known]
+        if unknown:
+            raise ArgumentError(
+                "no such result",
+                got=unknown[0],
+                expected=f"outputs {self.output_names}",
+                hint="run(None, feeds)",
+            )
         return names
 
     def _plan(self, keep: tuple[str, ...]) -> list[tuple[Any, ...]]:
@@ -249,7 +249,7 @@ class TorchOnnxEvaluator:
         if self.settings.truth and elem_type(value) and dtype_info(value.dtype).is_float:
             value = torch.as_tensor(value if torch.is_tensor(value) else value.astype("float64"))
             value = value.to(torch.float64)
-        return value.to(self.settings.device) if torch.is_tensor(value) else value
+        return on_device(value, self.settings.device)
 
 
 @torch.no_grad()

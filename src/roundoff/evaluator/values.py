@@ -29,18 +29,21 @@ def to_value(x: Any) -> Any:
     DtypeError
         When ONNX has no such element type.
     """
-    if x is None or isinstance(x, torch.Tensor):
+    if x is None or isinstance(x, (torch.Tensor, dict)):
         return x
     if isinstance(x, (list, tuple)):
         return [to_value(item) for item in x]
-    if isinstance(x, dict):
-        return dict(x)
     if np.ma.is_masked(x):
         raise ArgumentError("masked values", got="a masked array", hint="x.filled(0)")
     array = np.asarray(x)
     if is_text(array):
         return array.astype(object)
     return array if dtype_info(array.dtype).bits < 8 else from_numpy(array)[0]
+
+
+def on_device(x: Any, device: torch.device) -> Any:
+    """A value there; strings and narrow types stay arrays."""
+    return x.to(device) if isinstance(x, torch.Tensor) else x
 
 
 def to_numpy(x: Any) -> Any:
@@ -79,8 +82,7 @@ def type_proto(x: Any, shape: bool = True) -> TypeProto:
 def type_name(x: Any) -> str:
     """Short description of a value for messages: ``float32[2,3]``."""
     if isinstance(x, (torch.Tensor, np.ndarray)):
-        name = "str" if x.dtype == object else str(x.dtype).removeprefix("torch.")
-        return f"{name}[{','.join(str(d) for d in x.shape)}]"
+        return f"{dtype_info(x.dtype).name}[{','.join(str(d) for d in x.shape)}]"
     if isinstance(x, (list, tuple)):
         return f"sequence of {len(x)}" + (f" ({type_name(x[0])}, …)" if x else "")
     return "nothing" if x is None else type(x).__name__
@@ -91,9 +93,14 @@ def signature(values: Iterable[Any], shape: bool = False) -> tuple[Any, ...]:
     key: list[Any] = []
     for x in values:
         if isinstance(x, (torch.Tensor, np.ndarray)):
-            key.append((x.dtype, tuple(x.shape)) if shape else x.dtype)
+            key.append((x.dtype, x.shape) if shape else x.dtype)
         elif isinstance(x, (list, tuple)):
             key.append(("seq", signature(x[:1])))
         else:
             key.append(type(x))
     return tuple(key)
+
+
+def brief(error: Exception) -> str:
+    """What an error says, in one line."""
+    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -174,7 +174,7 @@ def binned(x: npt.ArrayLike, *, axis: int | tuple[int, ...] | None = -1) -> Any:
     count, length = math.prod(shape), math.prod(values.shape[k] for k in added)
     rows = values.transpose(kept + added).reshape(count, length)
     sums = np.zeros(count, values.dtype)
-    for k in range(count if length else 0):
+    for k in range(count):
         sums[k] = _sum_all(rows[k])
     return sums.reshape(shape)
 

@@ -195,6 +195,8 @@ def judge(results: npt.ArrayLike, truth: Fraction, dtype: Any) -> dict[str, floa
         return row | dict.fromkeys(("spread ulp", "error ulp", "median ulp"), math.nan)
     # Each is taken exactly, and then rounded.
     errors = [float(abs(Fraction(value) - truth)) / unit for value in real.ravel().tolist()]
-    spread = float(real.max()) - float(real.min())
-    largest, median = max(errors), float(np.median(errors))
-    return row | {"spread ulp": spread / unit, "error ulp": largest, "median ulp": median}
+    return row | {
+        "spread ulp": (float(real.max()) - float(real.min())) / unit,
+        "error ulp": max(errors),
+        "median ulp": float(np.median(errors)),
+    }

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from .quantization import Quantization
 
-__all__ = ["advise", "types_of"]
-
 #: Outputs whose tolerances are told.
 _TOLD = 3
 

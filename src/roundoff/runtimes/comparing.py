@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -55,14 +56,8 @@ _LEAST = 15
 _SMALL, _OF_SMALL, _OF_LARGE = 1 << 18, 299, 32
 #: Outputs on fresh feeds this many times larger or smaller are of another kind.
 _OTHER_SIZE = 4.0
-_RANDOM = (
-    "Bernoulli",
-    "Multinomial",
-    "RandomNormal",
-    "RandomNormalLike",
-    "RandomUniform",
-    "RandomUniformLike",
-)
+#: How the names of operators begin that draw.
+_RANDOM = ("Bernoulli", "Multinomial", "Random")
 
 
 def compare_runtimes(
@@ -142,6 +137,8 @@ def compare_runtimes(
         raise ModelError(
             "not a model", got=type(model).__name__, expected="path, bytes, ModelProto"
         )
+    if module is not None and not callable(module):
+        raise ArgumentError("module", got=type(module).__name__, expected="a torch.nn.Module")
     given = None if feeds is None else _values(feeds, "feeds")
     if isinstance(calibration, Sequence):
         calibration = [_values(more, "calibration") for more in calibration]
@@ -161,8 +158,7 @@ def compare_runtimes(
     ours = TorchOnnxEvaluator(source, providers)
     _check_deterministic(ours)
     names, tables = ours.output_names, tables_of(ours)
-    if given is None:
-        drawn = partial(draw, proto, drawn_shapes(proto), tables)
+    drawn = partial(draw, proto, drawn_shapes(proto) if given is None else {}, tables)
     fed = drawn(0) if given is None else given
     sides: Sides = {"torch": ours.run, "ORT": session(source, providers).run}
     if module is not None:
@@ -188,29 +184,12 @@ def compare_runtimes(
 
     if calibration is None:
         calibration = _OF_SMALL if elements <= _SMALL else _OF_LARGE
-    reason, check = "", None
     if is_elsewhere:
         reason = "the ONNX model does not compute what the module does"
-    elif calibration == 0:
-        reason = "none was calibrated: calibration=0"
-    elif not isinstance(calibration, int):
-        more: Iterable[Any] = calibration
-    elif given is None:
-        more = map(drawn, range(1, calibration + 1))
-    elif varied(fed, tables):
-        more, check = alike(fed, tables, calibration), _held_against
-    else:
-        reason = "the feeds have no values to draw others from: give calibration=[feeds, …]"
-    if reason:
         tolerances = [CalibratedTolerance(reason=reason)] * len(names)
     else:
-        try:
-            tolerances = _calibrated(sides, itertools.chain([fed], more), len(names), check)
-        except RoundoffError as error:
-            if not isinstance(calibration, int):
-                raise
-            reason = f"the model fails on a feed of the calibration: {error.message}"
-            tolerances = [CalibratedTolerance(reason=reason)] * len(names)
+        fresh = drawn if given is None else None
+        tolerances = _tolerances(sides, fed, calibration, fresh, tables, len(names))
     for row, tolerance in zip(rows, tolerances, strict=True):
         row["rtol"], row["atol"] = tolerance.rtol, tolerance.atol
 
@@ -282,6 +261,37 @@ def _odd(fed: Mapping[str, Any], reached: bool) -> list[str]:
     ]
 
 
+def _tolerances(
+    sides: Sides,
+    fed: Mapping[str, Any],
+    calibration: int | Sequence[Any],
+    drawn: Callable[[int], Mapping[str, Any]] | None,
+    tables: Mapping[str, int],
+    count: int,
+) -> list[CalibratedTolerance]:
+    """Of each output, from the feeds of the comparison and more; *drawn* gives those of a seed."""
+    more: Iterable[Any] = ()
+    reason, check = "", None
+    if calibration == 0:
+        reason = "none was calibrated: calibration=0"
+    elif not isinstance(calibration, int):
+        more = calibration
+    elif drawn is not None:
+        more = map(drawn, range(1, calibration + 1))
+    elif varied(fed, tables):
+        more, check = alike(fed, tables, calibration), _held_against
+    else:
+        reason = "the feeds have no values to draw others from: give calibration=[feeds, …]"
+    if not reason:
+        try:
+            return _calibrated(sides, itertools.chain([fed], more), count, check)
+        except RoundoffError as error:
+            if not isinstance(calibration, int):
+                raise
+            reason = f"the model fails on a feed of the calibration: {error.message}"
+    return [CalibratedTolerance(reason=reason)] * count
+
+
 def _calibrated(
     sides: Sides, feeds: Iterable[Mapping[str, Any]], count: int, check: Any
 ) -> list[CalibratedTolerance]:
@@ -335,23 +345,19 @@ def _draws(node: onnx.NodeProto, training: Any = None) -> bool:
     if node.op_type == "Dropout":
         return len(node.input) > 2 and (training is None or bool(training))
     inner = (n for _, body in bodies(node) for n in body.node)
-    return node.op_type in _RANDOM or any(_draws(n) for n in inner)
+    return node.op_type.startswith(_RANDOM) or any(_draws(n) for n in inner)
 
 
 def _held_against(calibration: Calibration, tolerance: CalibratedTolerance) -> CalibratedTolerance:
     """None where the feeds of the comparison are not of the kind that was drawn from them."""
     own, *others = calibration.scores or [0.0]
     ratios = [size / calibration.rms for size in calibration.sizes[1:] if calibration.rms]
-    reason = ""
-    if ratios and not 1 / _OTHER_SIZE <= sorted(ratios)[len(ratios) // 2] <= _OTHER_SIZE:
-        reason = "outputs have another size on feeds drawn from the values given"
-    elif own > 2 * (1 + max(others, default=0.0)):
-        reason = "the feeds given differ more than those drawn from their values"
-    if not reason or not tolerance.found:
+    size, most = statistics.median_high(ratios or [1.0]), 2 * (1 + max(others, default=0.0))
+    if not tolerance.found or (1 / _OTHER_SIZE <= size <= _OTHER_SIZE and own <= most):
         return tolerance
-    reason += (
-        "; their values relate to each other in a way that drawing loses: give feeds of yours, "
-        "calibration=[feeds, …]"
+    reason = (
+        "the values of the feeds given relate to each other in a way that drawing loses: give "
+        "feeds of yours, calibration=[feeds, …]"
     )
     return CalibratedTolerance(feeds=tolerance.feeds, differ=tolerance.differ, reason=reason)
 
@@ -376,7 +382,7 @@ def _output_row(name: str, results: Mapping[str, Any]) -> dict[str, Any]:
         # A module that computes in a wider type than the model is measured in the model's.
         types = [value.dtype for value in (ours, module) if is_floating(value)]
         unit = max(types, key=lambda dtype: torch.finfo(dtype).eps, default=None)
-        row["error module"], row["rms module"] = scaled(truth, module, unit)
+        row["error module"] = scaled(truth, module, unit)[0]
         row["module abs"] = float(max_diff(ours, module)["abs"])
         # In float64 no truth is more precise, but what is far off in float32 is no rounding.
         unit = torch.float32 if unit == torch.float64 else unit

@@ -13,10 +13,6 @@ from roundoff.dtypes import DTYPES, onnx_dtype_to_torch_dtype
 from roundoff.errors import UnsupportedError
 from roundoff.evaluator import TorchOnnxEvaluator
 
-__all__ = ["alike", "draw", "drawn_shapes", "tables_of", "varied"]
-
-#: Operators that look rows of their first input up by the second.
-_LOOKUPS = ("Gather", "GatherElements")
 #: Operators that keep the values of their first input, in some shape.
 _CARRIERS = ("Cast", "Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Expand")
 #: A tensor of fewer different values is a setting or a mask: it stays.
@@ -56,7 +52,7 @@ def tables_of(evaluator: TorchOnnxEvaluator) -> dict[str, int]:
     makers = {name: node for node in evaluator.nodes for name in node.outputs}
     smallest: dict[str, int] = {}
     for node in evaluator.nodes:
-        if node.operator not in _LOOKUPS or 0 not in node.constants:
+        if node.operator != "Gather" or 0 not in node.constants:
             continue
         name = node.inputs[1]
         while name in makers and makers[name].operator in _CARRIERS:

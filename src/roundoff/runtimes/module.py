@@ -12,9 +12,7 @@ import torch
 from roundoff.describe import tree_leaves
 from roundoff.errors import ArgumentError, ShapeError
 from roundoff.evaluator import TorchOnnxEvaluator
-from roundoff.evaluator.values import type_name
-
-__all__ = ["call_module", "check_module"]
+from roundoff.evaluator.values import brief, type_name
 
 
 def check_module(
@@ -73,7 +71,7 @@ def call_module(module: Any, evaluator: TorchOnnxEvaluator, feeds: Mapping[str, 
         fed = ", ".join(f"{name}: {type_name(x)}" for name, x in arguments.items())
         raise ArgumentError(
             "the module fails on the model's feeds",
-            got=f"{str(error)[:200] or type(error).__name__} for {fed}",
+            got=f"{brief(error)} for {fed}",
             expected="the module that the model was exported from",
         ) from error
     if not all(map(torch.equal, before, _random_states())):

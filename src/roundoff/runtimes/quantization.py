@@ -27,8 +27,6 @@ from roundoff.localization import scaled
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["COLUMNS", "Quantization", "is_quantized", "quantization_cost"]
-
 #: Columns of :attr:`Quantization.frame`.
 COLUMNS = ("node", "kind", "tensor", "cost", "output")
 #: A rounded weight is at most so many steps of its grid from the parameter that it was: half of one

@@ -14,8 +14,6 @@ from .quantization import Quantization
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["NODE_COLUMNS", "OUTPUT_COLUMNS", "SOURCES", "RuntimeComparison", "name_of", "overflows"]
-
 #: Columns of :attr:`RuntimeComparison.frame`, and those of ``localize`` that they are.
 SOURCES = {
     "node": "node",

@@ -72,9 +72,9 @@ def _mod(a: Tensor, b: Tensor, *, fmod: int) -> Tensor:
 @torch_kernel("Pow", 7)
 def _pow(node: Node) -> Function:
     def power(a: Tensor, b: Tensor) -> Tensor:
-        if a.dtype != b.dtype:
-            raise NotHandledError("a power of another type")
-        return torch.pow(a, b)
+        if a.dtype != b.dtype and (b.dtype == torch.float64 or not a.is_floating_point()):
+            raise NotHandledError("a power of a wider type")
+        return torch.pow(a, b.to(a.dtype))
 
     fixed = node.constants.get(1)
     if not isinstance(fixed, Tensor) or fixed.numel() != 1 or not fixed.is_floating_point():
@@ -102,12 +102,7 @@ _register_variadic("Sum", torch.add)
 
 @torch_function("Clip", 11)
 def _clip(x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
-    if low is None and high is None:
-        return x
-    if x.is_floating_point():  # a NaN bound would otherwise be ignored
-        return torch.clamp(x, low, high)
-    y = x if low is None else torch.maximum(x, low)
-    return y if high is None else torch.minimum(y, high)
+    return x if low is None and high is None else torch.clamp(x, low, high)
 
 
 # -- activations -------------------------------------------------------------------------------

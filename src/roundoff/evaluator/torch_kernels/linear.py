@@ -64,13 +64,10 @@ def _window(node: Node, rank: int) -> tuple[list[int], list[int], list[int], lis
         raise NotHandledError("torch has no padding that makes the sizes alike")
     pads = node.attribute("pads") if mode == "NOTSET" else None
     pads = pads or [0] * (2 * rank)
-    ones = [1] * rank
-    return (
-        node.attribute("strides", ones),
-        node.attribute("dilations", ones),
-        pads[:rank],
-        pads[rank:],
-    )
+    stride, dilation = (node.attribute(name, [1] * rank) for name in ("strides", "dilations"))
+    if not len(stride) == len(dilation) == len(pads) / 2 == rank:
+        raise ShapeError(f"{node.operator} over {rank} axes", got=f"{stride}, {dilation}, {pads}")
+    return stride, dilation, pads[:rank], pads[rank:]
 
 
 @torch_kernel("Conv", 1)
@@ -81,6 +78,8 @@ def _conv(node: Node) -> Function:
         rank = x.dim() - 2
         function = _of_rank("conv", rank)
         stride, dilation, begins, ends = _window(node, rank)
+        if node.attribute("kernel_shape", [*w.shape[2:]]) != [*w.shape[2:]]:
+            raise ShapeError("Conv", got=f"a kernel of {list(w.shape)} beside its kernel_shape")
         if begins != ends:
             x = F.pad(x, [p for pair in zip(begins[::-1], ends[::-1], strict=True) for p in pair])
             begins = [0] * rank

@@ -43,11 +43,13 @@ def _layer_normalization(node: Node) -> Function:
     return normalize
 
 
-@torch_kernel("BatchNormalization", 9)
+@torch_kernel("BatchNormalization", 7)
 def _batch_normalization(node: Node) -> Function:
     epsilon = node.attribute("epsilon", 1e-5)
     if node.attribute("training_mode", 0) or len(node.outputs) > 1:
         raise NotHandledError("BatchNormalization in training")
+    if not node.attribute("spatial", 1):
+        raise NotHandledError("BatchNormalization per activation")
 
     def normalize(x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, var: Tensor) -> Tensor:
         if len({t.dtype for t in (x, scale, bias, mean, var)}) > 1 or x.dim() < 2:

@@ -24,34 +24,19 @@ def _sum(x: Tensor, axes: list[int], keep: bool) -> Tensor:
     return torch.sum(x, axes, keepdim=keep, dtype=x.dtype)
 
 
-def _mean(x: Tensor, axes: list[int], keep: bool) -> Tensor:
-    if not x.is_floating_point():
-        raise NotHandledError("mean of integers")
-    return torch.mean(x, axes, keepdim=keep)
-
-
 def _log_sum_exp(x: Tensor, axes: list[int], keep: bool) -> Tensor:
     if not x.is_floating_point():
         raise NotHandledError("logarithm of integers")
     return torch.logsumexp(x, axes, keepdim=keep)
 
 
-def _extreme(function: Function) -> Reducer:
-    def reduce(x: Tensor, axes: list[int], keep: bool) -> Tensor:
-        if x.numel() == 0:
-            raise NotHandledError("extreme of nothing")
-        return function(x, axes, keepdim=keep)
-
-    return reduce
-
-
 # From 13 or 18 on the axes are an input, before an attribute.
 _REDUCERS: dict[str, Reducer] = {
     "ReduceSum": _sum,
-    "ReduceMean": _mean,
+    "ReduceMean": torch.mean,
     "ReduceLogSumExp": _log_sum_exp,
-    "ReduceMax": _extreme(torch.amax),
-    "ReduceMin": _extreme(torch.amin),
+    "ReduceMax": torch.amax,
+    "ReduceMin": torch.amin,
 }
 
 

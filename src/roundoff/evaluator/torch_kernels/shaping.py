@@ -78,12 +78,6 @@ def _shape(node: Node) -> Function:
     return lambda x: torch.tensor(x.shape[start:end], dtype=torch.int64, device=device)
 
 
-@torch_kernel("Size", 1)
-def _size(node: Node) -> Function:
-    device = node.settings.device
-    return lambda x: torch.tensor(math.prod(x.shape), dtype=torch.int64, device=device)
-
-
 @torch_kernel("ConstantOfShape", 9)
 def _constant_of_shape(node: Node) -> Function:
     value = node.attribute("value", torch.zeros(1))

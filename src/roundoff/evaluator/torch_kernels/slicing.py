@@ -35,8 +35,10 @@ def _sliced(
     axes = list(range(len(starts))) if axes is None else axes
     steps = [1] * len(starts) if steps is None else steps
     over = [axis_of(axis, x.dim()) for axis in axes]
-    if len(set(over)) != len(over):
-        raise ShapeError("Slice", got=axes, expected="distinct axes")
+    if not len(set(over)) == len(axes) == len(starts) == len(ends) == len(steps):
+        raise ShapeError(
+            "Slice", got=f"{starts}, {ends}, {axes}, {steps}", expected="distinct axes, one length"
+        )
     for start, end, k, step in zip(starts, ends, over, steps, strict=True):
         places = range(x.shape[k])[start:end:step]
         if step > 0:
@@ -76,8 +78,8 @@ def _split(node: Node) -> Function:
         sizes = ints(given) if fixed is None and given is not None else fixed
         if sizes is None:
             sizes = _split_sizes(x.shape[k], node.attribute("num_outputs", count))
-        if len(sizes) != count:
-            raise ShapeError("Split", got=sizes, expected=f"{count} sizes")
+        if len(sizes) != count or min(sizes) < 0 or sum(sizes) != x.shape[k]:
+            raise ShapeError("Split", got=sizes, expected=f"{count} that add up to {x.shape[k]}")
         parts = torch.split(x, sizes, k)
         return parts if count > 1 else parts[0]
 

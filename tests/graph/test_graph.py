@@ -92,25 +92,16 @@ def test_depth_is_the_longest_way_and_is_bounded() -> None:
     assert "      Add(X, C) -> Z" in onnx_simple_text_plot(model).splitlines()
 
 
-@pytest.mark.parametrize("form", ["proto", "bytes", "path", "str", "graph", "function"])
-def test_every_form_of_a_model(form: str, tmp_path: Path) -> None:
+def test_every_form_of_a_model(tmp_path: Path) -> None:
     model = onnx.parser.parse_model(BRANCHES)
     path = tmp_path / "m.onnx"
     path.write_bytes(model.SerializeToString())
-    what = {
-        "proto": model,
-        "bytes": model.SerializeToString(),
-        "path": path,
-        "str": str(path),
-        "graph": model.graph,
-        "function": model.functions[0],
-    }[form]
-    assert "Add" in onnx_simple_text_plot(what)
-    if form == "function":
-        with pytest.raises(ArgumentError, match="no graph to draw: got FunctionProto"):
-            plot_dot(what)
-    else:
+    for what in (model, model.SerializeToString(), path, str(path), model.graph):
+        assert "Add" in onnx_simple_text_plot(what)
         assert "Add" in texts(plot_dot(what))
+    assert "Add" in onnx_simple_text_plot(model.functions[0])
+    with pytest.raises(ArgumentError, match="no graph to draw: got FunctionProto"):
+        plot_dot(model.functions[0])
 
 
 def test_picture_has_every_box_and_edge() -> None:
@@ -123,10 +114,8 @@ def test_picture_has_every_box_and_edge() -> None:
     root = ElementTree.fromstring(svg)
     assert len(list(root.iter(f"{SVG}rect"))) == 5 + 3 + 1
     assert sum(p.get("stroke-width") is not None for p in root.iter(f"{SVG}path")) == 8
-    assert root.get("role") == "img"
     assert root.get("aria-label")
     assert " id=" not in svg  # several pictures may stand on one page
-    assert svg == plot_dot(onnx.parser.parse_model(NORM))
     svg = plot_dot(onnx.parser.parse_model(BRANCHES))
     assert "value=1.0" in texts(svg)
     tips = [t.text for t in ElementTree.fromstring(svg).iter(f"{SVG}title")]

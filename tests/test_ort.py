@@ -12,6 +12,7 @@ import torch
 from onnx import TensorProto, helper
 
 from roundoff import ort
+from roundoff.dtypes import DTYPES
 from roundoff.errors import (
     ArgumentError,
     DtypeError,
@@ -23,19 +24,9 @@ from roundoff.ort import binding
 
 CPU = "CPUExecutionProvider"
 SHARED = [
-    torch.float32,
-    torch.float16,
-    torch.bfloat16,
-    torch.float64,
-    torch.bool,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.uint8,
-    torch.uint16,
-    torch.uint32,
-    torch.uint64,
+    getattr(torch, info.name)
+    for info in DTYPES.values()
+    if info.kind != "complex" and info.bits >= (16 if info.is_float else 8)
 ]
 
 

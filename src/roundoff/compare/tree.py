@@ -79,7 +79,7 @@ def _compare(e: Any, g: Any, where: str) -> Difference:
     if other is not None and isinstance(held, list) and len(held) == 1:
         return _compare(held[0], g, where)
     for value, tensor, parts in ((e, one, held), (g, other, held_got)):
-        if tensor is parts is None and value is not None and not is_text(value):
+        if not (value is None or tensor or parts is not None or is_text(value)):
             raise ArgumentError(
                 f"cannot compare an object of this class{at}",
                 got=type(value).__name__,

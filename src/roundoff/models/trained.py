@@ -378,7 +378,7 @@ def _names(config: LlamaConfig) -> dict[str, str]:
     theirs = get_tensor_name_map(MODEL_ARCH.LLAMA, config.num_hidden_layers)
     with torch.device("meta"):
         parameters = LlamaForCausalLM(config).named_parameters()
-    return {theirs.get_name(name, (".weight",)): name for name, _ in parameters}
+    return {theirs.get_name(name, (".weight",)) or name: name for name, _ in parameters}
 
 
 def _weights(reader: Any, config: LlamaConfig) -> dict[str, torch.Tensor]:

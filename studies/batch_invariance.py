@@ -34,7 +34,6 @@ from roundoff.kernels.invariant_attention import attend, seen_by_position
 from roundoff.kernels.invariant_cublas import cancelling, routes
 from roundoff.kernels.invariant_matmul import Tile
 from roundoff.models import (
-    GraphStep,
     decode,
     load_trained,
     padded,
@@ -181,8 +180,6 @@ if not SPLITS:
     MODES = {"two variables": nullcontext}
 trained = cache(lambda: load_trained(layers=2 if quick else None))
 model = cache(lambda: trained().model(torch.bfloat16, device=device))
-#: Of one room for all texts a graph is recorded for each batch.
-step_of = cache(lambda way: GraphStep(model()) if gpu else None)
 
 
 def asked_of(rows):
@@ -200,7 +197,6 @@ def written(way, batches):
                 model(),
                 given,
                 TOKENS,
-                step=step_of(way),
                 length=longer + max(map(len, given)),
                 room=gpu * (32 + longest + TOKENS),
             ).tokens

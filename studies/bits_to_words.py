@@ -21,7 +21,7 @@ import torch
 from scipy.stats import binomtest
 from torch.nn.functional import linear
 
-from roundoff.models import PASSAGES, Float64Llama, GraphStep, decode, load_trained, prompts
+from roundoff.models import PASSAGES, Float64Llama, decode, load_trained, prompts
 from roundoff.page.measurement import Study
 from roundoff.script import unit_test_going
 from roundoff.timing import measure, torch_precision
@@ -123,7 +123,6 @@ class Along:
     def follow(self, dtype, way, model, batch):
         """Run one way along the texts; compare its logits with those."""
         found = torch.zeros(len(NAMES), *self.shape[:2], dtype=torch.float64)
-        step = GraphStep(model) if GPU else None
         for rows in batches(len(self.asked), batch):
             shape = len(rows), *self.shape[1:]
             z = torch.zeros(shape, dtype=model.dtype, device=DEVICE)
@@ -133,7 +132,6 @@ class Along:
                 self.tokens,
                 follow=self.truth.tokens[rows],
                 observe=lambda i, logits, z=z: z[:, i].copy_(logits),
-                step=step,
                 length=max(map(len, self.asked)) if batch > 1 else 0,
             )
             each = [self.errors(row, z[k]) for k, row in enumerate(rows)]
@@ -214,13 +212,12 @@ def predicted(args):
 def server(args):
     """Texts in bfloat16 that differ from the same prompt's alone, by the size of the batch."""
     model = model_of("bfloat16")
-    step = GraphStep(model) if GPU else None
-    right = torch.cat([decode(model, [p], TOKENS, step=step).tokens for p in asked()])
+    right = torch.cat([decode(model, [p], TOKENS).tokens for p in asked()])
     for batch in [2**k for k in range(1, MOST.bit_length())]:
-        written, step = torch.empty_like(right), GraphStep(model) if GPU else None
+        written = torch.empty_like(right)
         for places in batches(PROMPTS, batch):
             given, text = [asked()[place] for place in places], right[places]
-            written[places] = decode(model, given, TOKENS, follow=text, step=step).tokens
+            written[places] = decode(model, given, TOKENS, follow=text).tokens
         yield {"batch": batch, "texts": int((written != right).any(1).sum()), "of": PROMPTS}
 
 

@@ -15,7 +15,6 @@ from torch.nn import functional
 from roundoff.errors import ArgumentError, MissingDependencyError, ModelError
 from roundoff.models import (
     Float64Llama,
-    GraphStep,
     decode,
     load_decoder,
     load_trained,
@@ -196,21 +195,6 @@ def test_a_text_that_is_followed_ends_with_its_own_end(small) -> None:
     decoded = decode(trained.model(), [[60], [61]], 4, follow=texts)
     assert decoded.margin.isnan().tolist() == [[False, False, True, True], [False] * 4]
     assert decoded.tokens[0, 2:].tolist() == [end, end]
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs take a GPU")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_graph_replays_the_bits_of_the_model(small, dtype: torch.dtype) -> None:
-    model = small[0].model(dtype, device="cuda")
-
-    def logits(batch: list[list[int]], step: GraphStep | None = None) -> list[torch.Tensor]:
-        every: list[torch.Tensor] = []
-        decode(model, batch, 6, step=step, observe=lambda i, z: every.append(z.clone()))
-        return every
-
-    step = GraphStep(model)
-    for batch in ([[60, 61, 62], [7]], [[5], [8, 9, 60]], [[7, 8]], [[60, 61, 62], [7]]):
-        assert all(map(torch.equal, logits(batch), logits(batch, step)))
 
 
 def test_the_first_layers_alone(small) -> None:

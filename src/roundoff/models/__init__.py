@@ -3,7 +3,6 @@
 from .decoding import (
     Decoded,
     Float64Llama,
-    GraphStep,
     decode,
     padded,
     server_batches,
@@ -19,7 +18,6 @@ __all__ = [
     "SMOLLM2",
     "Decoded",
     "Float64Llama",
-    "GraphStep",
     "Llama",
     "Size",
     "TrainedLlama",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Decoded",
     "Float64Llama",
-    "GraphStep",
     "decode",
     "padded",
     "server_batches",
@@ -218,87 +217,6 @@ class Decoded:
     margin: torch.Tensor
 
 
-class GraphStep:
-    """One step of decoding as a CUDA graph.
-
-    For *step* of :func:`~roundoff.models.decode`. The model's own kernels are recorded at the first
-    step of a text and replayed at the others: the bits are those of the model called directly,
-    without the time to launch each kernel. A later text of the same batch and length has its keys
-    and values copied into the recorded cache, and nothing is recorded again.
-
-    Parameters
-    ----------
-    model : transformers' causal language model or Float64Llama
-        On a GPU. What chooses its kernels, such as TF32, must not change while this is in use.
-
-    Notes
-    -----
-    https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
-
-    Examples
-    --------
-    >>> from roundoff.models import GraphStep, decode, load_trained
-    >>> trained = load_trained()
-    >>> model = trained.model(device="cuda")  # doctest: +SKIP
-    >>> made = decode(model, [trained.prompt("Hello!")], 8, step=GraphStep(model))  # doctest: +SKIP
-    """
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
-        self._recorded: dict[Any, _Recorded] = {}  # by shapes
-        self._cache: Any = None  # of the text that is being decoded
-
-    def __call__(self, *, past_key_values: Any, **inputs: Any) -> Any:
-        """Logits of one token, as the model gives them; they are overwritten by the next step."""
-        if past_key_values is not self._cache:
-            self._begin(past_key_values, inputs)
-        for name, tensor in self._current.tensors.items():
-            tensor.copy_(inputs[name])
-        self._current.graph.replay()
-        return self._current.result
-
-    def _begin(self, cache: Any, inputs: Mapping[str, Any]) -> None:
-        shapes = {n: getattr(value, "shape", value) for n, value in inputs.items()}
-        key = (*shapes.items(), *(layer.keys.shape for layer in cache.layers))
-        if key in self._recorded:
-            self._current = self._recorded[key]
-            for old, new in zip(self._current.cache.layers, cache.layers, strict=True):
-                old.keys.copy_(new.keys)
-                old.values.copy_(new.values)
-                old.cumulative_length.copy_(new.cumulative_length)
-        else:
-            self._current = self._recorded[key] = _record(self._model, cache, inputs)
-        self._cache = cache
-
-
-class _Recorded(NamedTuple):
-    """A graph, the tensors that it reads, and what it writes."""
-
-    graph: torch.cuda.CUDAGraph
-    tensors: dict[str, torch.Tensor]
-    cache: Any
-    result: Any
-
-
-def _record(model: Any, cache: Any, inputs: Mapping[str, Any]) -> _Recorded:
-    tensors = {n: t.clone() for n, t in inputs.items() if isinstance(t, torch.Tensor)}
-    call = {**inputs, **tensors, "past_key_values": cache}
-    places = [layer.cumulative_length for layer in cache.layers]
-    saved = [place.clone() for place in places]
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(2):  # libraries choose kernels and take their workspaces
-            model(**call)
-            for place, value in zip(places, saved, strict=True):  # it counted the token
-                place.copy_(value)
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = model(**call)
-    return _Recorded(graph, tensors, cache, result)
-
-
 def decode(
     model: Any,
     prompts: Sequence[Sequence[int]],
@@ -308,7 +226,6 @@ def decode(
     observe: Callable[[int, torch.Tensor], Any] | None = None,
     length: int = 0,
     room: int = 0,
-    step: Callable[..., Any] | None = None,
 ) -> Decoded:
     """Greedy decoding with a static cache: equal shapes at every step, whatever runs the model.
 
@@ -318,7 +235,7 @@ def decode(
     Parameters
     ----------
     model : transformers' causal language model or Float64Llama
-        It runs the prompts, and each step if *step* is not given.
+        It runs the prompts, and each step.
     prompts : sequence of sequence of int
         A batch; shorter prompts are padded on the left.
     tokens : int
@@ -332,10 +249,8 @@ def decode(
     length : int
         Pad the prompts to at least this many columns.
     room : int
-        Columns of the cache, if that is more than padded prompts and tokens take: with one room for
-        all texts a ``GraphStep`` records one graph a batch size.
-    step : callable, optional
-        Runs one token, such as ``torch.compile(model)``; called as *model* is.
+        Columns of the cache, if that is more than padded prompts and tokens take: texts of several
+        lengths then run kernels of one shape.
 
     Returns
     -------
@@ -384,10 +299,10 @@ def decode(
     written, margins = [], []
     # A prompt's last position is a slice. On a CPU the product with one is a loop: in a narrow type
     # it takes 40 times as long as the product with the copy that an index makes.
-    run, last = model, 1 if ids.is_cuda else torch.tensor([-1])
+    last = 1 if ids.is_cuda else torch.tensor([-1])
     for i in range(tokens):
         with torch.no_grad():
-            logits = run(
+            logits = model(
                 input_ids=ids,
                 attention_mask=whole,
                 position_ids=positions,
@@ -395,7 +310,7 @@ def decode(
                 use_cache=True,
                 logits_to_keep=last,
             ).logits[:, -1]
-        run, last = step or model, 1
+        last = 1
         if observe:
             observe(i, logits)
         best = logits.topk(2).values.double()

@@ -46,8 +46,7 @@ def test_the_floor_is_a_unit_in_the_last_place_of_each() -> None:
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         x = torch.randn(100).to(dtype)
         found = calibrated_tolerance([(x, x)] * 16)
-        assert 2 * torch.finfo(dtype).eps <= found.rtol < 2.2 * torch.finfo(dtype).eps
-        assert (found.differ, found.feeds) == (0, 16)
+        assert 2 <= found.rtol / torch.finfo(dtype).eps < 2.2
         assert found.allows(torch.nextafter(x.float(), torch.tensor(9.0)).to(dtype), x)
         tiny = torch.zeros(1, dtype=dtype)
         assert calibrated_tolerance([(tiny, tiny)] * 16).atol > 0

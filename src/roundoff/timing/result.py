@@ -56,8 +56,8 @@ class Timings:
         """A row per callable; times in seconds, rates in 1e9 per second.
 
         Columns: label, median (of several sessions: the geometric mean of their medians), low, high
-        (the ends of its interval), min, rounds; and gb_s where ``measure`` was told the bytes of a
-        call.
+        (the ends of its interval), mean, std, min, max, rounds; and gb_s where ``measure`` was told
+        the bytes of a call.
         """
         samples = self.samples
         rows = []
@@ -68,7 +68,7 @@ class Timings:
                 "median": centre.value,
                 "low": centre.low,
                 "high": centre.high,
-                "min": samples[label].min(),
+                **samples[label].agg(["mean", "std", "min", "max"]),
                 "rounds": len(samples),
             }
             if label in self.bytes:

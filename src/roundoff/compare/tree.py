@@ -21,11 +21,11 @@ def max_diff(expected: Any, got: Any) -> Difference:
     ----------
     expected, got : object
         Tensors of torch (any device), NumPy arrays, numbers, strings, None, and lists, tuples,
-        dicts, caches and model outputs of these. Element types,
-        devices and kinds may differ: the comparison is then done in a wider type. A
-        tensor may stand for a list of one tensor; a list for a tuple; a list or tuple for a dict,
-        data class or model output with as many values, in its order, or for one with as many
-        tensors, in the order in which exported models give them.
+        dicts, caches and model outputs of these. Element types, devices and kinds may differ: the
+        comparison is then done in a wider type. A tensor may stand for a list of one tensor; a
+        list for a tuple; a list or tuple for a dict, data class or model output with as many
+        values, in its order, or for one with as many tensors, in the order in which exported
+        models give them.
 
     Returns
     -------

@@ -1,7 +1,6 @@
 """A module imports only from rooms on floors below its own."""
 
-import ast
-from importlib.util import resolve_name
+import re
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[1] / "src" / "roundoff"
@@ -20,23 +19,19 @@ FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 PEERS = {("dtypes", "errors"), ("arguments", "errors")}
 
 
+#: "from roundoff.room", "from ..room": how the import begins, and the room.
+IMPORT = re.compile(r"^ *(?:from|import) (roundoff\.|\.+)(\w+)", re.MULTILINE)
+
+
 def imports() -> dict[str, set[str]]:
     """The other rooms that each room imports, wherever in it that stands."""
     found: dict[str, set[str]] = {}
     for path in SOURCE.rglob("*.py"):
-        parts = path.relative_to(SOURCE).with_suffix("").parts
-        package = ".".join(("roundoff", *parts[:-1]))
-        names = found.setdefault(parts[0], set())
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.Import):
-                names |= {alias.name for alias in node.names}
-            if isinstance(node, ast.ImportFrom):
-                origin = resolve_name("." * node.level + (node.module or ""), package)
-                names |= {f"{origin.rstrip('.')}.{alias.name}" for alias in node.names}
+        room, *inner = path.relative_to(SOURCE).with_suffix("").parts
+        starts = ("roundoff.", "." * (1 + len(inner)))
+        names = {name for start, name in IMPORT.findall(path.read_text()) if start in starts}
+        found.setdefault(room, set()).update((names & FLOOR.keys()) - {room})
     del found["__init__"]
-    for room, names in found.items():
-        ours = {name.split(".")[1] for name in names if name.startswith("roundoff.")}
-        found[room] = (ours & FLOOR.keys()) - {room}
     return found
 
 

@@ -70,7 +70,7 @@ def test_elements_of_one_order_are_one_run() -> None:
     probes = order_probes(4, "float32")
     sums = np.stack([gloo_sum(np.repeat(p[:, None], 1000, axis=1)) for p in probes])
     runs = orders_found(sums, 4, "float32")
-    assert [(r.start, r.stop) for r in runs] == [(250 * k, 250 * k + 250) for k in range(4)]
+    assert [(run.start, run.stop) for run in runs] == [(250 * c, 250 * c + 250) for c in range(4)]
     assert [as_sets(r.tree) for r in runs] == [as_sets(gloo_order(c, 4)) for c in range(4)]
 
 

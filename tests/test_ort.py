@@ -12,8 +12,8 @@ import torch
 from onnx import TensorProto, helper
 
 from roundoff import ort
+from roundoff.dtypes import DTYPES
 from roundoff.errors import (
-    ArgumentError,
     DtypeError,
     ModelError,
     ShapeError,
@@ -23,19 +23,9 @@ from roundoff.ort import binding
 
 CPU = "CPUExecutionProvider"
 SHARED = [
-    torch.float32,
-    torch.float16,
-    torch.bfloat16,
-    torch.float64,
-    torch.bool,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.uint8,
-    torch.uint16,
-    torch.uint32,
-    torch.uint64,
+    getattr(torch, info.name)
+    for info in DTYPES.values()
+    if info.kind != "complex" and info.bits >= (16 if info.is_float else 8)
 ]
 
 
@@ -124,18 +114,12 @@ def test_a_bound_run_raises_no_exception_inside():
     assert exceptions == []
 
 
-@pytest.mark.parametrize(
-    ("feeds", "error", "match"),
-    [
-        ({"X0": torch.ones(2, 2)}, ArgumentError, "missing"),
-        ({"X0": torch.ones(2, 2), "X1": torch.ones(2, 2), "Q": 1}, ArgumentError, "unknown"),
-        ({"X0": torch.ones(2, 2), "X1": torch.ones(2, 2).double()}, DtypeError, "expected float32"),
-        ({"X0": torch.ones(2, 2), "X1": torch.ones(3, 2)}, ShapeError, "mismatch"),
-    ],
-)
-def test_wrong_feeds(feeds, error, match, capfd):
-    with pytest.raises(error, match=match):
-        ort.session(one_node("Gemm", 2)).run(feeds)
+def test_feeds_that_do_not_fit_are_refused_without_a_log(capfd):
+    fed = {"X0": torch.ones(2, 2), "X1": torch.ones(3, 2)}
+    with pytest.raises(ShapeError, match="mismatch"):
+        ort.session(one_node("Gemm", 2)).run(fed)
+    with pytest.raises(DtypeError, match="expected float32"):
+        ort.session(one_node("Gemm", 2)).run({name: x.double() for name, x in fed.items()})
     assert capfd.readouterr().err == ""  # ONNX Runtime's own log stays quiet
 
 
@@ -145,7 +129,6 @@ def test_wrong_feeds(feeds, error, match, capfd):
     [
         # Built in, yet absent when asked for: ONNX Runtime then quietly computes on the CPU.
         (one_node("Neg", 1), "MIGraphXExecutionProvider", UnsupportedError, "does not start"),
-        (one_node("Neg", 1), "NoSuchExecutionProvider", UnsupportedError, "lacks a provider"),
         (one_node("Gemm", 2, TensorProto.BFLOAT16), CPU, UnsupportedError, ""),
         ("/no/such/file.onnx", CPU, ModelError, ""),
     ],

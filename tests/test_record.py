@@ -130,9 +130,9 @@ def test_a_second_run_keeps_its_times_beside_the_first(tmp_path: Path) -> None:
 
 
 def test_an_ordinary_run_drops_the_second_of_what_it_replaces(tmp_path: Path) -> None:
-    write_record(tmp_path, "p", {"t": FIRST, "u": FIRST}, ENV)
-    times = TIMES | {"u": TIMES["t"]}
-    write_record(tmp_path, "p", {"t": AGAIN, "u": AGAIN}, ENV, times=times, second=True)
+    both, times = ["t", "u"], dict.fromkeys("tu", TIMES["t"])
+    write_record(tmp_path, "p", dict.fromkeys(both, FIRST), ENV)
+    write_record(tmp_path, "p", dict.fromkeys(both, AGAIN), ENV, times=times, second=True)
     path = write_record(tmp_path, "p", {"t": FIRST}, ENV | {"commit": "def"})
     assert list(read_record(path).second) == ["u"]
     assert len(json.loads(path.read_text())["runs"]) == 3

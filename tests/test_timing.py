@@ -52,7 +52,7 @@ def noisy(centre, spread=0.05):
 
 def test_constant_costs_are_found_exactly():
     found, _ = timed({"a": 0.001, "b": 0.003})
-    for column in ("median", "low", "high", "min"):
+    for column in ("median", "low", "high", "mean", "min", "max"):
         assert found.frame[column].tolist() == pytest.approx([0.001, 0.003], rel=1e-9)
     assert str(found.ratio("b", "a")) == "3 [3, 3]"
     assert found.ratios("b")["ratio"].tolist() == pytest.approx([1 / 3, 1])

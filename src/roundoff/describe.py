@@ -23,7 +23,6 @@ __all__ = [
     "as_tensor",
     "from_numpy",
     "is_text",
-    "lacking",
     "opened",
     "string_type",
     "tree_leaves",
@@ -91,10 +90,16 @@ def as_tensor(obj: Any) -> TypedTensor | None:
     True
     """
     if isinstance(obj, torch.Tensor):
-        if lack := lacking(obj):
+        if (
+            obj.layout is not torch.strided
+            or obj.is_meta
+            or obj.is_nested
+            or obj.is_quantized
+            or type(obj).__name__ in ("FakeTensor", "MaskedTensor")
+        ):
             raise ArgumentError(
                 "no tensor of one shape, all of whose numbers are there",
-                got=lack,
+                got=f"{type(obj).__name__}, {obj.layout}, {obj.device}",
                 expected="an ordinary tensor",
                 hint=".to_dense() of a sparse one, .dequantize() of a quantised one",
             )
@@ -111,27 +116,6 @@ def as_tensor(obj: Any) -> TypedTensor | None:
     if isinstance(obj, (bool, int, float, complex)):
         return TypedTensor(*from_numpy(np.array(obj)))
     return None
-
-
-def lacking(tensor: torch.Tensor) -> str | None:
-    """What a torch tensor is that is not numbers of one shape in memory; None where it is.
-
-    Sparse, nested, quantised, masked, fake and meta tensors are not.
-
-    Examples
-    --------
-    >>> import torch
-    >>> lacking(torch.ones(2, device="meta")), lacking(torch.ones(2))
-    ('Tensor, torch.strided, meta', None)
-    """
-    name = type(tensor).__name__
-    if (
-        tensor.layout is torch.strided
-        and name not in ("FakeTensor", "MaskedTensor")
-        and not (tensor.is_meta or tensor.is_nested or tensor.is_quantized)
-    ):
-        return None
-    return f"{name}, {tensor.layout}, {tensor.device}"
 
 
 def from_numpy(array: np.ndarray[Any, Any]) -> tuple[torch.Tensor, DType]:

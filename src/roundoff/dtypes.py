@@ -291,13 +291,8 @@ def ulp(x: Any, dtype: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
     if not info.is_float:
         raise DtypeError("no unit in the last place", got=info.name, expected="a floating type")
     x = np.abs(_real_numbers(x))
-    with np.errstate(invalid="ignore"):
-        exponent = np.frexp(x)[1] - 1  # 2**exponent <= x < 2**(exponent + 1)
-        exponent = np.where(x == 0, info.emin, exponent)
-        exponent = np.where(np.isinf(x), info.emax, exponent)
-        exponent = np.clip(exponent, info.emin, info.emax)
-    spacing = np.ldexp(1.0, exponent + 1 - info.precision)
-    return np.where(np.isnan(x), np.nan, spacing)
+    exponent = np.frexp(np.clip(x, info.tiny, info.max))[1]  # x < 2**exponent <= 2 x
+    return np.where(np.isnan(x), np.nan, np.ldexp(1.0, exponent - info.precision))
 
 
 def _real_numbers(x: Any) -> np.ndarray[Any, np.dtype[np.float64]]:

@@ -437,18 +437,9 @@ def _finite(value: Any) -> Any:
 
 def _dumps(data: dict[str, Any]) -> str:
     """JSON with one row of a table a line, so that a change of a record can be read."""
-    rows: list[str] = []
-
-    def fold(node: Any) -> Any:
-        if isinstance(node, dict):
-            return {k: fold(v) for k, v in node.items()}
-        if isinstance(node, list) and node and not any(isinstance(v, (dict, list)) for v in node):
-            rows.append(json.dumps(node, ensure_ascii=False, allow_nan=False))
-            return f"@row {len(rows) - 1}@"
-        return [fold(v) for v in node] if isinstance(node, list) else node
-
-    text = json.dumps(fold(data), indent=1, ensure_ascii=False, allow_nan=False)
-    return re.sub(r'"@row (\d+)@"', lambda m: rows[int(m[1])], text) + "\n"
+    text = json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False)
+    row = re.compile(r"\[\n +([^][{}]+?)\n +\]")  # a line of JSON ends in no string
+    return row.sub(lambda m: "[" + re.sub(r",\n +", ", ", m[1]) + "]", text) + "\n"
 
 
 def _save(path: Path, data: dict[str, Any]) -> Path:

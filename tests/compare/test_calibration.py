@@ -46,22 +46,17 @@ def test_the_floor_is_a_unit_in_the_last_place_of_each() -> None:
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         x = torch.randn(100).to(dtype)
         found = calibrated_tolerance([(x, x)] * 16)
-        assert 2 * torch.finfo(dtype).eps <= found.rtol < 2.2 * torch.finfo(dtype).eps
-        assert (found.differ, found.feeds) == (0, 16)
+        assert 2 <= found.rtol / torch.finfo(dtype).eps < 2.2
         assert found.allows(torch.nextafter(x.float(), torch.tensor(9.0)).to(dtype), x)
         tiny = torch.zeros(1, dtype=dtype)
         assert calibrated_tolerance([(tiny, tiny)] * 16).atol > 0
 
 
 def test_what_is_allowed_is_what_numpy_and_torch_allow() -> None:
-    rng = np.random.default_rng(0)
-    pairs = [
-        (x := rng.standard_normal(50).astype("float32"), x * np.float32(1 + 1e-6))
-        for _ in range(20)
-    ]
-    found = calibrated_tolerance(pairs)
-    for size in (0.5, 0.9, 1.1, 3.0):
-        b = rng.standard_normal(50)
+    x = np.random.default_rng(0).standard_normal((20, 50)).astype("float32")
+    found = calibrated_tolerance(zip(x, x * np.float32(1 + 1e-6), strict=True))
+    for size in (0.9, 1.1):
+        b = x[0].astype("float64")
         a = b + size * (found.atol + found.rtol * np.abs(b))
         assert found.allows(a, b) == np.allclose(a, b, rtol=found.rtol, atol=found.atol)
         assert found.allows(a, b) == (size < 1)

@@ -183,15 +183,13 @@ def tolerance_used(a: Any, b: Any, size: Any, tol: float) -> float:
     same_shape(*(t.tensor for t in typed))
     most = 0.0
     for one, other, limit in float64_pieces(*(t.tensor for t in typed)):
-        least = float(limit.amin())  # NaN where there is one
-        if not least >= 0:
-            raise ArgumentError("size is a sum of magnitudes", got=least, expected="at least 0")
-        if float(limit.amax()) == math.inf:
+        least, largest = (float(end) for end in limit.aminmax())  # NaN where there is one
+        if not 0 <= least <= largest < math.inf:
             raise ArgumentError(
-                "size has overflowed: every difference is within an infinite limit",
-                got=math.inf,
-                expected="finite magnitudes",
-                hint="compute size in float64 (or float32) from widened operands",
+                "size is a sum of magnitudes",
+                got=f"{least} to {largest}",
+                expected="finite numbers, at least 0",
+                hint="compute size in float64 from widened operands",
             )
         apart = (one - other).abs_()
         # Of a limit beyond the largest number that number is the limit: no error passes unseen.

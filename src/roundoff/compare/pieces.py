@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,25 +15,19 @@ from roundoff.errors import ArgumentError, ShapeError
 PIECE, PIECE_GPU = 1 << 17, 1 << 22
 
 
-def partition(shape: Sequence[int], most: int) -> Iterator[tuple[int, tuple[Any, ...]]]:
-    """(flat offset, index) of pieces of at most *most* elements that cut a shape, in order.
+def split(tensors: Sequence[torch.Tensor], most: int) -> Iterator[Sequence[torch.Tensor]]:
+    """Views of tensors of one shape, of at most *most* elements, in the order of the elements.
 
-    An empty shape has none. Works for any strides, since a piece is a run of one axis under fixed
-    indices of the axes before it.
+    Tensors without elements have none. No tensor is copied, whatever its strides.
     """
-    if math.prod(shape) <= most:
-        if math.prod(shape):
-            yield 0, ()
+    size = tensors[0].numel()
+    if size <= most:
+        yield from [tensors] if size else []
         return
-    axis = next(k for k in range(len(shape)) if math.prod(shape[k + 1 :]) <= most)
-    inner = math.prod(shape[axis + 1 :])
-    step = max(1, most // inner)
-    offset = 0
-    for before in itertools.product(*map(range, shape[:axis])):
-        for start in range(0, shape[axis], step):
-            stop = min(start + step, shape[axis])
-            yield offset, (*before, slice(start, stop))
-            offset += (stop - start) * inner
+    rows = most // (size // len(tensors[0]))
+    views = (t.split(rows) if rows else t.unbind() for t in tensors)
+    for parts in zip(*views, strict=True):
+        yield from split(parts, most)
 
 
 def typed_tensor(value: Any, name: str) -> TypedTensor:
@@ -62,9 +54,8 @@ def float64_pieces(*tensors: torch.Tensor) -> Iterator[list[torch.Tensor]]:
     """
     device = tensors[0].device
     most = PIECE if device.type == "cpu" else PIECE_GPU
-    for _, index in partition(tensors[0].shape, most):
-        views = [(t[index] if index else t).reshape(-1) for t in tensors]
-        yield [v.to(device, torch.float64, copy=True) for v in views]
+    for parts in split(tensors, most):
+        yield [t.reshape(-1).to(device, torch.float64, copy=True) for t in parts]
 
 
 def aligned(expected: Any, got: Any) -> Any:

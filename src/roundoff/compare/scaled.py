@@ -149,7 +149,7 @@ def _one(truth: TypedTensor, got: TypedTensor, unit: DType) -> ScaledError:
         torch.stack([t.abs().amax(), g.sub_(t).abs_().amax()]).tolist()
         for t, g in float64_pieces(truth.tensor, got.tensor)
     ]
-    top, far = (max(column, key=_nan_last) for column in zip(*tops, strict=True))
+    top, far = torch.tensor(tops, dtype=torch.float64).amax(0).tolist()  # NaN where there is one
     if not math.isfinite(top):
         raise ArgumentError("the truth must be finite", got=top)
     if not math.isfinite(far):
@@ -170,10 +170,6 @@ def _one(truth: TypedTensor, got: TypedTensor, unit: DType) -> ScaledError:
         mean=_over(total / n, one, power),
         abs=far,
     )
-
-
-def _nan_last(value: float) -> float:
-    return math.inf if math.isnan(value) else value
 
 
 def _shift(top: float) -> int:

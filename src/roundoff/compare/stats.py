@@ -18,7 +18,7 @@ from roundoff.dtypes import DType, dtype_info
 
 from .bits import FAR, coarser, steps_apart
 from .difference import Difference, identical
-from .pieces import partition
+from .pieces import split
 
 #: Elements of a piece for each thread: what the caches of a core hold in several copies.
 PIECE = 1 << 15
@@ -29,9 +29,9 @@ def measure(expected: TypedTensor, got: TypedTensor) -> Difference:
     shape, infos = tuple(expected.tensor.shape), (expected.info, got.info)
     total = identical(expected.tensor.numel())
     coarse = _coarse(infos)
-    worst = 0
-    for offset, index in partition(shape, PIECE * torch.get_num_threads()):
-        e, g = (t.tensor[index].reshape(-1).cpu() for t in (expected, got))
+    offset = worst = 0
+    for parts in split((expected.tensor, got.tensor), PIECE * torch.get_num_threads()):
+        e, g = (t.reshape(-1).cpu() for t in parts)
         wide, wide_got, size = _apart(e, g, infos)
         top = size.amax().item()
         finite = top < math.inf
@@ -40,6 +40,7 @@ def measure(expected: TypedTensor, got: TypedTensor) -> Difference:
             top = size.amax().item()
         if top > total["abs"]:
             total["abs"], worst = top, offset + int(size.numpy().argmax())
+        offset += len(size)
         total["sum"] += size.sum().item()
         total["differ"] += int(size.count_nonzero())
         if coarse is not None:

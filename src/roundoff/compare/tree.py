@@ -21,11 +21,11 @@ def max_diff(expected: Any, got: Any) -> Difference:
     ----------
     expected, got : object
         Tensors of torch (any device), NumPy arrays, numbers, strings, None, and lists, tuples,
-        dicts, caches and model outputs of these. Element types,
-        devices and kinds may differ: the comparison is then done in a wider type. A
-        tensor may stand for a list of one tensor; a list for a tuple; a list or tuple for a dict,
-        data class or model output with as many values, in its order, or for one with as many
-        tensors, in the order in which exported models give them.
+        dicts, caches and model outputs of these. Element types, devices and kinds may differ: the
+        comparison is then done in a wider type. A tensor may stand for a list of one tensor; a
+        list for a tuple; a list or tuple for a dict, data class or model output with as many
+        values, in its order, or for one with as many tensors, in the order in which exported
+        models give them.
 
     Returns
     -------
@@ -64,39 +64,28 @@ def max_diff(expected: Any, got: Any) -> Difference:
 
 def _compare(e: Any, g: Any, where: str) -> Difference:
     at = f" at {where}" if where else ""
-    (kind, one), (kind_got, other) = (_leaf_or_held(value, at) for value in (e, g))
-    if kind == kind_got == "nothing":
+    if e is None and g is None:
         return identical()
-    if kind == kind_got == "text":
-        return _texts(one, other, where)
-    if kind == kind_got == "tensor":
+    if is_text(e) and is_text(g):
+        return _texts(np.asarray(e, dtype=object), np.asarray(g, dtype=object), where)
+    one, other = as_tensor(e), as_tensor(g)
+    if one is not None and other is not None:
         return _tensors(one, other, where)
-    if kind == kind_got == "container":
+    held, held_got = opened(e), opened(g)
+    if held is not None and held_got is not None:
         return _containers(e, g, where)
-    if kind == "tensor" and isinstance(g, (list, tuple)) and len(g) == 1:
-        return _compare(e, g[0], where)
-    if kind_got == "tensor" and isinstance(e, (list, tuple)) and len(e) == 1:
-        return _compare(e[0], g, where)
+    if one is not None and isinstance(held_got, list) and len(held_got) == 1:
+        return _compare(e, held_got[0], where)
+    if other is not None and isinstance(held, list) and len(held) == 1:
+        return _compare(held[0], g, where)
+    for value, tensor, parts in ((e, one, held), (g, other, held_got)):
+        if not (value is None or tensor or parts is not None or is_text(value)):
+            raise ArgumentError(
+                f"cannot compare an object of this class{at}",
+                got=type(value).__name__,
+                expected="tensors, arrays, numbers, strings, None, and lists and dicts of them",
+            )
     return unlike(f"{string_type(e, True)} against {string_type(g, True)}{at}")
-
-
-def _leaf_or_held(value: Any, at: str) -> tuple[str, Any]:
-    """Of which kind a part of a tree is, and what it has."""
-    if value is None:
-        return "nothing", None
-    if is_text(value):
-        return "text", np.asarray(value, dtype=object)
-    typed = as_tensor(value)
-    if typed is not None:
-        return "tensor", typed
-    held = opened(value)
-    if held is not None:
-        return "container", held
-    raise ArgumentError(
-        f"cannot compare an object of this class{at}",
-        got=type(value).__name__,
-        expected="tensors, arrays, numbers, strings, None, and lists, tuples and dicts of them",
-    )
 
 
 def _containers(e: Any, g: Any, where: str) -> Difference:
@@ -112,8 +101,7 @@ def _containers(e: Any, g: Any, where: str) -> Difference:
         if len(lists[0]) != len(lists[1]) and type(one) is not type(other):
             # An output object against its tensors in a list, as exported models give them.
             leaves = [tree_leaves(e), tree_leaves(g)]
-            if len(leaves[0]) == len(leaves[1]):
-                lists = leaves
+            lists = leaves if len(leaves[0]) == len(leaves[1]) else lists
         if len(lists[0]) != len(lists[1]):
             return unlike(f"{len(lists[0])} values against {len(lists[1])}{at}")
         pairs = [(str(i), a, b) for i, (a, b) in enumerate(zip(*lists, strict=True))]

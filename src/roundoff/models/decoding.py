@@ -248,7 +248,8 @@ def decode(
     length : int
         Pad the prompts to at least this many columns.
     room : int
-        Columns of the cache, if that is more than padded prompts and tokens take.
+        Columns of the cache, if that is more than padded prompts and tokens take: texts of several
+        lengths then run kernels of one shape.
 
     Returns
     -------

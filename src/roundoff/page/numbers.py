@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import re
+import decimal
 
 __all__ = ["Number"]
 
@@ -32,26 +32,24 @@ class Number:
 
     def holds(self, value: float) -> bool:
         """Whether *value* rounds to the number as printed; ±20 % after "about"."""
-        number, digit = _parse(self.text.removeprefix("about "))
+        number = _parse(self.text)
         if self.text.startswith("about "):
-            return abs(value - number) <= _TOLERANCE * abs(number)
-        return abs(value - number) <= 0.5 * digit * (1 + 1e-9)
+            return abs(value - float(number)) <= _TOLERANCE * abs(float(number))
+        digit = 10.0 ** int(number.as_tuple().exponent)
+        return abs(value - float(number)) <= 0.5 * digit * (1 + 1e-9)
 
     def shown(self, value: float) -> str:
         """Another machine's value, with as many significant digits."""
-        digits = re.sub(r"^[0.]+", "", re.sub(r"[eE].*|[^0-9.]", "", self.text)).replace(".", "")
         share = self.text.endswith("%")
         value = 100 * value if share else value
-        text = f"{value:,.{max(len(digits), 1)}g}"
+        text = f"{value:,.{len(_parse(self.text).as_tuple().digits)}g}"
         if "e" in text and 1e-5 < abs(value) < 1e7:
             text = f"{float(text):,.0f}" if abs(value) >= 1 else f"{float(text):.12f}".rstrip("0")
         return text.replace("-", "−") + ("%" if share else "")
 
 
-def _parse(text: str) -> tuple[float, float]:
-    """The number, and the size of its last digit."""
-    plain = text.replace(",", "").replace("−", "-").strip()
-    plain = f"{plain[:-1].strip()}e-2" if plain.endswith("%") else plain
-    mantissa, _, exponent = plain.lower().partition("e")
-    decimals = len(mantissa.partition(".")[2])
-    return float(plain), 10.0 ** (int(exponent or 0) - decimals)
+def _parse(text: str) -> decimal.Decimal:
+    """The number, with the digits that are printed."""
+    plain = text.removeprefix("about ").replace(",", "").replace("−", "-")
+    plain = plain.replace("%", "e-2").replace(" ", "")
+    return decimal.Decimal(plain)

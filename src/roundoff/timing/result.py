@@ -68,10 +68,7 @@ class Timings:
                 "median": centre.value,
                 "low": centre.low,
                 "high": centre.high,
-                "mean": samples[label].mean(),
-                "std": samples[label].std(),
-                "min": samples[label].min(),
-                "max": samples[label].max(),
+                **samples[label].agg(["mean", "std", "min", "max"]),
                 "rounds": len(samples),
             }
             if label in self.bytes:

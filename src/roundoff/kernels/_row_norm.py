@@ -29,6 +29,7 @@ from ._runtime import (
     interpreting,
     multiprocessors,
     power_of_2,
+    rows_of,
 )
 
 __all__ = ["Case", "case_of", "forward_of", "gradients_of", "norm", "normalised"]
@@ -87,19 +88,6 @@ def check(
     check_device(x.device, "x")
 
 
-def _rows(x: Tensor, columns: int) -> Tensor:
-    """x where it is contiguous, else its rows with adjacent elements; copied only where needed."""
-    if x.is_contiguous():
-        return x
-    rows = x.reshape(-1, columns)
-    return rows if rows.stride(1) == 1 or columns == 1 else rows.contiguous()
-
-
-def _stride(rows: Tensor, columns: int) -> int:
-    """Elements between the beginnings of two rows, of what :func:`_rows` gives."""
-    return columns if rows.is_contiguous() else rows.stride(0)
-
-
 @cache
 def _early_launch(index: int) -> bool:
     """Whether a kernel may be launched before the one it depends on has ended (Hopper on)."""
@@ -134,8 +122,9 @@ class Case:
     ) -> None:
         check(shape, eps, x, weight, bias)
         self.centred, self.shape, self.columns = centred, shape, math.prod(shape)
-        self.x_shape, self.dtype, self.device = x.shape, x.dtype, x.device
-        self.index, self.plain = x.get_device(), x.is_contiguous()
+        self.dtype, self.device = x.dtype, x.device
+        self.like_x = _empty(x.shape, x.dtype, x.device)
+        self.index = x.get_device()
         self.types = tuple(None if t is None else t.dtype for t in (weight, bias))
         self.m = x.numel() // self.columns
         self.stats = _empty((1 + centred, self.m), torch.float32, self.device)
@@ -143,7 +132,7 @@ class Case:
         tiling = forward_tiling(self.columns, x.dtype.itemsize, self.m > _MANY)
         flags = (centred, weight is not None, bias is not None)
         numbers: tuple[Any, ...]
-        numbers = (self.m, self.columns, _stride(_rows(x, self.columns), self.columns))
+        numbers = (self.m, self.columns, rows_of(x, self.columns)[1])
         if tiling.pieces:
             function, tiles = kernels.forward, -(-self.m // tiling.rows)
             programs = tiling.programs(tiles, self.index)
@@ -165,10 +154,7 @@ class Case:
         self, x: Tensor, weight: Optional, bias: Optional, keep: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         """y of x's shape; x as rows; with `keep` the statistics."""
-        if self.plain:
-            rows, y = x, torch.empty_like(x)
-        else:
-            rows, y = _rows(x, self.columns), x.new_empty(self.x_shape)
+        rows, y = rows_of(x, self.columns)[0], self.like_x()
         stats = self.stats() if keep else y
         w = rows if weight is None else weight.contiguous()
         b = rows if bias is None else bias.contiguous()
@@ -184,13 +170,12 @@ class Case:
         tiling: Tiling | None = None,
     ) -> tuple[Tensor, Optional, Optional]:
         """dx, dw and db, in the shapes of x, weight and bias; None of None."""
-        contiguous = dy.is_contiguous() and rows.is_contiguous()
-        if not contiguous:
-            dy, rows = _rows(dy, self.columns), _rows(rows, self.columns)
-        key = (dy.dtype, contiguous or (dy.stride(), rows.stride()), tiling)
+        dy, stride_dy = rows_of(dy, self.columns)
+        rows, stride = rows_of(rows, self.columns)
+        key = (dy.dtype, stride, stride_dy, tiling)
         call = self.gradients.get(key)
         if call is None:
-            call = self.gradients[key] = Backward(self, dy, rows, tiling)
+            call = self.gradients[key] = Backward(self, *key)
         return call(dy, rows, weight, stats)
 
 
@@ -233,7 +218,14 @@ def case_of(
 class Backward:
     """dx, dweight and dbias for rows of one kind: allocations, first and second stage."""
 
-    def __init__(self, case: Case, dy: Tensor, rows: Tensor, tiling: Tiling | None) -> None:
+    def __init__(
+        self,
+        case: Case,
+        dtype: torch.dtype,
+        stride: int,
+        stride_dy: int,
+        tiling: Tiling | None,
+    ) -> None:
         n, m, index, centred = case.columns, case.m, case.index, case.centred
         tiling = tiling or backward_tiling(n, case.dtype.itemsize)
         if index >= 0 and tiling.shares > tiling.per_sm * multiprocessors(index):
@@ -241,14 +233,14 @@ class Backward:
         tiles = -(-m // tiling.rows)
         count = max(1, tiling.programs(tiles, index))
         self.centred, self.given = centred, [t is not None for t in case.types]
-        self.dx = _empty(case.x_shape, case.dtype, case.device)
+        self.dx = case.like_x
         self.part = _empty((1 + centred, count, n), torch.float32, case.device)
         # Where the kernel adds two and there is one parameter, the other needs a place.
         either = case.types[0] or case.types[1] or case.dtype
         self.dw, self.db = (_empty(case.shape, t or either, case.device) for t in case.types)
         self.add: Launch | None = None
         self.shares: Callable[[], Tensor] | None = None
-        sizes = (m, n, _stride(rows, n), _stride(dy, n))
+        sizes = (m, n, stride, stride_dy)
         flags = (centred, case.types[0] is not None)
         options, grid, turns = _limited(tiling), (count, 1), [()]
         numbers: tuple[Any, ...]

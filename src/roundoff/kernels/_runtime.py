@@ -44,6 +44,7 @@ __all__ = [
     "min_along",
     "multiprocessors",
     "power_of_2",
+    "rows_of",
     "run",
     "run_fitting",
     "shuffled_programs",
@@ -288,6 +289,19 @@ def ceil_div(n: int, d: int) -> int:
 def power_of_2(n: int) -> int:
     """The least power of two that is at least n, from 1 on, as ``triton.next_power_of_2``."""
     return 1 << (n - 1).bit_length()
+
+
+def rows_of(x: torch.Tensor, columns: int) -> tuple[torch.Tensor, int]:
+    """x as rows of adjacent elements, and elements between their beginnings.
+
+    Copied only where it must be, and as it is where it is contiguous.
+    """
+    if x.is_contiguous():
+        return x, columns
+    rows = x.reshape(-1, columns)
+    if rows.stride(1) != 1 and columns > 1:
+        rows = rows.contiguous()
+    return rows, rows.stride(0)
 
 
 @cache

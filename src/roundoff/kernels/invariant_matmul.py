@@ -51,20 +51,6 @@ _BY_MKL = (
 )
 
 
-@cache
-def settle_mkl() -> None:
-    """Have MKL choose its programs for functions of one element, in one thread.
-
-    It chooses when a process first calls a function. Where several threads make that call, one may
-    compute its part with an error of 1e-4, once: seen with MKL 2024.2, and described with the same
-    remedy in https://github.com/pytorch/pytorch/issues/188792.
-    """
-    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
-        for name in _BY_MKL:
-            for dtype in (torch.float32, torch.float64):
-                getattr(torch, name)(torch.full((1,), 0.5, dtype=dtype, device="cpu"))
-
-
 def own_work(function: _Function) -> _Function:
     """Have torch do what a function of ours asks for, under :func:`roundoff.invariant`, too.
 
@@ -77,6 +63,20 @@ def own_work(function: _Function) -> _Function:
             return function(*args, **kwargs)
 
     return cast(_Function, alone)
+
+
+@cache
+@own_work
+def settle_mkl() -> None:
+    """Have MKL choose its programs for functions of one element, in one thread.
+
+    It chooses when a process first calls a function. Where several threads make that call, one may
+    compute its part with an error of 1e-4, once: seen with MKL 2024.2, and described with the same
+    remedy in https://github.com/pytorch/pytorch/issues/188792.
+    """
+    for name in _BY_MKL:
+        for dtype in (torch.float32, torch.float64):
+            getattr(torch, name)(torch.full((1,), 0.5, dtype=dtype, device="cpu"))
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional
 
 from . import invariant_kernels as kernels
-from ._runtime import power_of_2, run
+from ._runtime import power_of_2, rows_of, run
 from .invariant_cublas import plainly, route
 from .invariant_matmul import (
     _one,
@@ -249,13 +249,20 @@ def _rms_formula(x: torch.Tensor, weight: torch.Tensor, eps: float, kind: str) -
 def _rms_rows(x: torch.Tensor, weight: torch.Tensor, eps: float, kind: str) -> torch.Tensor:
     """The formula by one kernel, a program a row."""
     n = x.shape[-1]
-    rows = x.reshape(-1, n)
-    rows = rows if rows.stride(1) == 1 else rows.contiguous()
+    rows, stride = rows_of(x, n)
     made = torch.empty_like(x, memory_format=torch.contiguous_format)
     if made.numel():
         flags = (kind == "rounded first", kind == "of one")
-        sizes = (n, rows.stride(0), float(n), eps, *flags, min(2048, power_of_2(n)))
-        run(kernels.rms_rows, (len(rows), 1), rows, weight.contiguous(), made, *sizes, num_warps=4)
+        sizes = (n, stride, float(n), eps, *flags, min(2048, power_of_2(n)))
+        run(
+            kernels.rms_rows,
+            (x.numel() // n, 1),
+            rows,
+            weight.contiguous(),
+            made,
+            *sizes,
+            num_warps=4,
+        )
     return made
 
 

@@ -11,7 +11,7 @@ import torch
 
 from ..errors import ArgumentError, UnsupportedError
 from . import invariant_kernels as kernels
-from ._runtime import power_of_2, run
+from ._runtime import power_of_2, rows_of, run
 from .invariant_attention import attention
 from .invariant_matmul import _TYPES, batched, matmul, own_work
 
@@ -227,11 +227,10 @@ def _is_added(x: torch.Tensor, dtype: torch.dtype | None) -> bool:
 def _sums(x: torch.Tensor, divisor: float = 1.0, into: torch.dtype = torch.float32) -> torch.Tensor:
     """Sums of rows (…, n) over a divisor, by the kernel."""
     n = x.shape[-1]
-    rows = x.reshape(-1, n)
-    rows = rows if rows.stride(1) == 1 else rows.contiguous()
-    made = rows.new_empty(len(rows), dtype=into)
-    sizes = (n, rows.stride(0), divisor, min(1024, power_of_2(n)))
-    run(kernels.sum_rows, (len(rows), 1), rows, made, *sizes, num_warps=4)
+    rows, stride = rows_of(x, n)
+    made = x.new_empty(x.numel() // n, dtype=into)
+    sizes = (n, stride, divisor, min(1024, power_of_2(n)))
+    run(kernels.sum_rows, (len(made), 1), rows, made, *sizes, num_warps=4)
     return made
 
 

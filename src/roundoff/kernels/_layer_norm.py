@@ -27,8 +27,6 @@ import torch
 
 from ._row_norm import norm
 
-__all__ = ["layer_norm"]
-
 
 def layer_norm(
     x: torch.Tensor,

@@ -9,8 +9,6 @@ import triton
 
 from ._runtime import interpreting, multiprocessors
 
-__all__ = ["CHUNKS", "Tiling", "backward_tiling", "forward_tiling", "second_stage_tiling"]
-
 #: Programs that can share a row; with more of them rows are read twice, in chunks.
 _MOST_SHARES = 32
 

@@ -25,8 +25,6 @@ import torch
 
 from ._row_norm import norm
 
-__all__ = ["rms_norm"]
-
 
 def rms_norm(
     x: torch.Tensor,

@@ -32,8 +32,6 @@ from ._runtime import (
     rows_of,
 )
 
-__all__ = ["Case", "case_of", "forward_of", "gradients_of", "norm", "normalised"]
-
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _WIDEST = 2**30
 _MANY = 8192
@@ -51,10 +49,12 @@ def check(
     bias: Optional,
 ) -> None:
     """Raise for arguments that do not fit."""
-    given = {"x": x, "weight": weight, "bias": bias}
-    given = {name: t for name, t in given.items() if name == "x" or t is not None}
-    for name, t in given.items():
-        check_tensor(t, name)
+    given: dict[str, Any] = {"x": x, "weight": weight, "bias": bias}
+    for name, t in list(given.items()):
+        if name != "x" and t is None:
+            del given[name]
+        else:
+            check_tensor(t, name)
     if not all(isinstance(n, int) for n in shape):
         raise ShapeError("normalized_shape", got=repr(shape), expected="whole numbers")
     if not shape or tuple(x.shape[-len(shape) :]) != shape:
@@ -242,7 +242,8 @@ class Backward:
         self.shares: Callable[[], Tensor] | None = None
         sizes = (m, n, stride, stride_dy)
         flags = (centred, case.types[0] is not None)
-        options, grid, turns = _limited(tiling), (count, 1), [()]
+        options, grid = _limited(tiling), (count, 1)
+        turns: list[tuple[bool, ...]] = [()]
         numbers: tuple[Any, ...]
         if not tiling.pieces:
             add = (*sizes, 4096, *flags)

@@ -32,26 +32,6 @@ except ImportError as error:  # pragma: no cover - the platform has no Triton
 from ..arguments import check_whole
 from ..errors import ArgumentError, UnsupportedError
 
-__all__ = [
-    "COMPILED",
-    "Launch",
-    "ceil_div",
-    "check_device",
-    "check_tensor",
-    "interpreting",
-    "kernel",
-    "max_along",
-    "min_along",
-    "multiprocessors",
-    "power_of_2",
-    "rows_of",
-    "run",
-    "run_fitting",
-    "shuffled_programs",
-    "sum_along",
-]
-
-
 _ASKED = os.environ.get("TRITON_INTERPRET", "").lower()
 _INTERPRETING = _ASKED in ("1", "true", "yes", "on", "y")
 if not _ASKED:
@@ -95,8 +75,6 @@ _COUNTS = {
     "keys",
     "splits",
     "each",
-    "stride_b",
-    "stride_q",
 }
 
 

@@ -30,8 +30,6 @@ from .invariant_matmul import (
     settle_mkl,
 )
 
-__all__ = ["SPLIT", "TILE", "Seen", "attend", "attention", "seen_by_mask", "seen_by_position"]
-
 #: Keys of a tile and of a split: part of the definition, since they fix the bits.
 TILE, SPLIT = 64, 256
 _LOG2E = math.log2(math.e)

@@ -14,8 +14,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["Route", "cancelling", "plainly", "route", "routes"]
-
 Route = Callable[[torch.Tensor, torch.Tensor, "torch.Tensor | None"], torch.Tensor]
 
 

@@ -17,14 +17,6 @@ import triton.language as tl
 
 from ._runtime import COMPILED, kernel, max_along, min_along, sum_along
 
-__all__ = [
-    "attend",
-    "merge",
-    "product",
-    "rms_rows",
-    "sum_rows",
-]
-
 
 @kernel
 def _chain(a, b):

@@ -16,8 +16,6 @@ from . import invariant_kernels as kernels
 from ._runtime import ceil_div, check_tensor, multiprocessors, power_of_2, run_fitting
 from .invariant_cublas import cancelling, route
 
-__all__ = ["TILES", "Tile", "batched", "matmul", "tile_for"]
-
 _TYPES = (torch.bfloat16, torch.float16, torch.float32)
 #: Values of K in a chain of float32, and chains in a sum: part of the definition of its bits.
 _CHAIN = 16

@@ -25,8 +25,6 @@ from .invariant_matmul import (
 )
 from .invariant_operators import TRANSFORMERS, _pieces, _reduced, register
 
-__all__ = ["Places", "put_in_place"]
-
 #: Modules that no kernel here replaces, whose rows may depend on each other.
 _LACKING = (
     torch.nn.modules.conv._ConvNd, torch.nn.RNNBase, torch.nn.RNNCellBase, torch.nn.EmbeddingBag,

@@ -15,18 +15,6 @@ from ._runtime import power_of_2, rows_of, run
 from .invariant_attention import attention
 from .invariant_matmul import _TYPES, batched, matmul, own_work
 
-__all__ = [
-    "HANDLERS",
-    "MAY_LACK",
-    "TRANSFORMERS",
-    "Handler",
-    "by_transformers",
-    "concerns",
-    "lacks",
-    "register",
-    "sdpa",
-]
-
 #: The name of our attention in transformers' registry.
 TRANSFORMERS = "roundoff"
 #: An operator and its arguments -> its result, None for torch's own, NotImplemented for neither.
@@ -281,7 +269,7 @@ def _pieces(func: Any, *args: Any, **kwargs: Any) -> Any:
         return None
     more = -count % _UNIT
     flat = [t.expand(shape).reshape(-1) for t in tensors]
-    flat = [torch.cat([t, t.new_ones(more)]) if more else t.contiguous() for t in flat]
+    flat = [torch.nn.functional.pad(t, (0, more), value=1.0) for t in flat]
     made = []
     for pieces in zip(*(t.split(_PIECE) for t in flat), strict=True):
         of = iter(pieces)

@@ -14,8 +14,6 @@ import triton.language as tl
 
 from ._runtime import kernel, run, sum_along
 
-__all__ = ["add_rms_norm", "rotary_qkv", "silu_mul"]
-
 
 @kernel
 def _silu_mul(

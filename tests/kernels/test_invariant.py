@@ -29,7 +29,7 @@ from roundoff.kernels import (
 )
 from roundoff.kernels.invariant_attention import Seen, seen_by_mask, seen_by_position
 from roundoff.kernels.invariant_cublas import cancelling, routes
-from roundoff.kernels.invariant_matmul import Tile, batched
+from roundoff.kernels.invariant_matmul import Tile
 from roundoff.kernels.invariant_mode import VariantOperatorError
 
 DEVICE = "cpu" if interpreting() else "cuda"
@@ -622,7 +622,7 @@ def test_a_row_refused_in_a_capture_is_no_number(chains):
     ("call", "error"),
     [
         (lambda q, k, v: attention(q[:, :3], k, v), ShapeError),
-        (lambda q, k, v: batched(q[0], k[0]), ShapeError),
+        (lambda q, k, v: torch.bmm(q[0], k[0]), RuntimeError),
         (lambda q, k, v: attention(q.half(), k, v), DtypeError),
         (lambda q, k, v: torch.mm(q[0, 0], k[0, 0].half().T), DtypeError),
         (lambda q, k, v: attention(q, k, v, mask=GAPS), UnsupportedError),

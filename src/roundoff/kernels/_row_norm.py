@@ -49,12 +49,7 @@ def check(
     bias: Optional,
 ) -> None:
     """Raise for arguments that do not fit."""
-    given: dict[str, Any] = {"x": x, "weight": weight, "bias": bias}
-    for name, t in list(given.items()):
-        if name != "x" and t is None:
-            del given[name]
-        else:
-            check_tensor(t, name)
+    check_tensor(x, "x")
     if not all(isinstance(n, int) for n in shape):
         raise ShapeError("normalized_shape", got=repr(shape), expected="whole numbers")
     if not shape or tuple(x.shape[-len(shape) :]) != shape:
@@ -70,7 +65,10 @@ def check(
             got=tuple(x.shape),
             expected=f"rows of 1 to {_WIDEST} elements, at most {_MOST} of them",
         )
-    for name, t in given.items():
+    for name, t in {"x": x, "weight": weight, "bias": bias}.items():
+        if t is None:
+            continue
+        check_tensor(t, name)
         if t.dtype not in _DTYPES:
             raise DtypeError(
                 f"{name} has a type that is not taken",

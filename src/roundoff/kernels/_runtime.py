@@ -189,31 +189,22 @@ def _launcher(
     microsecond.
     """
     run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
-    version = triton.__version__.split(".")[:2]
     sizes = [getattr(run, name + "_scratch_size", None) for name in ("global", "profile")]
+    version = triton.__version__.split(".")[:2] if sizes == [0, 0] else []
     x, y = grid
     fixed: tuple[Any, ...]
-    if sizes == [0, 0] and version == ["3", "6"]:
-        direct, hooks = run.launch, (None, None, None)
-        fixed = (run.launch_cooperative_grid, run.launch_pdl, None, None, metadata, *hooks)
-
-        def launch(stream: int, pointers: list[int]) -> None:
-            direct(x, y, 1, stream, function, *fixed, *pointers, *numbers)
-
-    elif sizes == [0, 0] and version == ["3", "7"]:
-        direct, hooks = run.launch, (None, None, None)
-        fixed = (run.launch_cooperative_grid, run.launch_pdl, metadata, *hooks, None, None)
+    launch, fixed = run, (metadata, None, None, None)
+    if version == ["3", "6"]:
+        launch = run.launch
+        fixed = (run.launch_cooperative_grid, run.launch_pdl, None, None, *fixed)
+    if version == ["3", "7"]:
+        launch = run.launch
+        fixed = (run.launch_cooperative_grid, run.launch_pdl, *fixed, None, None)
         fixed = (*fixed, run.arg_annotations, run.kernel_signature)
-
-        def launch(stream: int, pointers: list[int]) -> None:
-            direct(x, y, 1, stream, function, *fixed, (*pointers, *numbers))
-
-    else:
-
-        def launch(stream: int, pointers: list[int]) -> None:
-            run(x, y, 1, stream, function, metadata, None, None, None, *pointers, *numbers)
-
-    return launch
+        return lambda stream, pointers: launch(
+            x, y, 1, stream, function, *fixed, (*pointers, *numbers)
+        )
+    return lambda stream, pointers: launch(x, y, 1, stream, function, *fixed, *pointers, *numbers)
 
 
 _LAUNCHES: dict[Any, Launch] = {}

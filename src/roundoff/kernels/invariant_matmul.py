@@ -338,7 +338,7 @@ def batched(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
     Raises
     ------
-    ShapeError, DtypeError, ArgumentError
+    DtypeError, ArgumentError, UnsupportedError
         As in :func:`roundoff.kernels.matmul`.
 
     Examples
@@ -349,12 +349,6 @@ def batched(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     torch.Size([2, 3, 5])
     """
     check_operands(x=x, weight=weight)
-    if x.dim() != 3 or weight.dim() != 3 or x.shape[::2] != weight.shape[::2]:
-        raise ShapeError(
-            "x and weight do not meet",
-            got=f"{tuple(x.shape)} and {tuple(weight.shape)}",
-            expected="(batch, M, K) and (batch, N, K)",
-        )
     (batch, m, k), n = x.shape, weight.shape[1]
     if not batch * m * n or not k:
         return x.new_zeros(batch, m, n)

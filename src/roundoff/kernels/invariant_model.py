@@ -7,7 +7,7 @@ import pickle
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional
@@ -49,7 +49,7 @@ _FUNCTIONS = frozenset(
 )  # fmt: skip
 
 
-class Places:
+class Places(NamedTuple):
     """What :func:`put_in_place` did: names of modules, by what computes them now.
 
     Attributes
@@ -63,10 +63,9 @@ class Places:
         Modules whose rows may depend on each other.
     """
 
-    def __init__(self) -> None:
-        self.replaced: dict[str, str] = {}
-        self.within: list[str] = []
-        self.lacking: list[str] = []
+    replaced: dict[str, str]
+    within: list[str]
+    lacking: list[str]
 
 
 def put_in_place(model: torch.nn.Module, context: AbstractContextManager[Any]) -> Places:
@@ -86,7 +85,7 @@ def put_in_place(model: torch.nn.Module, context: AbstractContextManager[Any]) -
     Places
         Where it names modules that lack the property, nothing was replaced.
     """
-    places = Places()
+    places = Places({}, [], [])
     chosen: list[tuple[torch.nn.Module, Any]] = []
     for name, module in model.named_modules():
         if isinstance(module, _LACKING):

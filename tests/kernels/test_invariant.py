@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 import roundoff
-from roundoff.errors import DtypeError, ShapeError, UnsupportedError
+from roundoff.errors import DtypeError, UnsupportedError
 from roundoff.kernels import (
     attention,
     interpreting,
@@ -55,14 +55,6 @@ def rms_error(made, truth):
 # --- each operator of a decoder, on rows ---------------------------------------------------------
 
 
-def rotated(x):
-    """The first half of each row against the second, as in a rotary embedding."""
-    a, b = x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2 : x.shape[-1] // 2 * 2]
-    angle = torch.arange(a.shape[-1], device=x.device).float()
-    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
-
-
 def gated(x):
     """Of a packed product: a view with gaps when there are several rows, without for one."""
     gate, up = x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2 : x.shape[-1] // 2 * 2]
@@ -89,7 +81,6 @@ OPERATORS = {
     "rms norm of transformers": lambda x: (
         x * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-6).to(x.dtype)
     ),
-    "rotary": rotated,
     "silu": functional.silu,
     "silu, gated": gated,
     "gelu": functional.gelu,
@@ -621,7 +612,6 @@ def test_a_row_refused_in_a_capture_is_no_number(chains):
 @pytest.mark.parametrize(
     ("call", "error"),
     [
-        (lambda q, k, v: attention(q[:, :3], k, v), ShapeError),
         (lambda q, k, v: torch.bmm(q[0], k[0]), RuntimeError),
         (lambda q, k, v: attention(q.half(), k, v), DtypeError),
         (lambda q, k, v: torch.mm(q[0, 0], k[0, 0].half().T), DtypeError),

@@ -364,8 +364,12 @@ def norm(
 
 
 def forward_of(
-    x: Tensor, weight: Optional, bias: Optional, eps: float, centred: bool = True
-) -> tuple[Tensor, Tensor]:
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
+    centred: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """y, and mean and rstd (2, M), without mean (1, M), of rows x (M, N)."""
     case = case_of(centred, (x.shape[1],), eps, x, weight, bias)
     y, _, stats = case.forward(x, weight, bias, True)
@@ -389,19 +393,11 @@ def gradients_of(
 # Under torch.compile the kernels are two opaque operators with known output shapes.
 
 
-@torch.library.custom_op("roundoff::norm_forward", mutates_args=())
-def _forward_op(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    eps: float,
-    centred: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return forward_of(x, weight, bias, eps, centred)
+_forward_op = torch.library.custom_op("roundoff::norm_forward", forward_of, mutates_args=())
 
 
 @_forward_op.register_fake
-def _(x: Any, weight: Any, bias: Any, eps: float, centred: bool) -> Any:
+def _(x: Any, weight: Any, bias: Any, eps: float, centred: bool = True) -> Any:
     stats = x.new_empty((1 + centred, x.shape[0]), dtype=torch.float32)
     return x.new_empty(x.shape), stats
 

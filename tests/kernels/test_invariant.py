@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 import roundoff
-from roundoff.errors import DtypeError, UnsupportedError
+from roundoff.errors import DtypeError, ShapeError, UnsupportedError
 from roundoff.kernels import (
     attention,
     interpreting,
@@ -612,6 +612,7 @@ def test_a_row_refused_in_a_capture_is_no_number(chains):
 @pytest.mark.parametrize(
     ("call", "error"),
     [
+        (lambda q, k, v: attention(q[:, :3], k, v), ShapeError),
         (lambda q, k, v: torch.bmm(q[0], k[0]), RuntimeError),
         (lambda q, k, v: attention(q.half(), k, v), DtypeError),
         (lambda q, k, v: torch.mm(q[0, 0], k[0, 0].half().T), DtypeError),

@@ -206,6 +206,5 @@ def stream(inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
     """
     first, last = inputs[0], inputs[-1]
     n, block = first.numel(), 16384 // first.element_size()
-    if n:
-        grid = (-(-n // block), 1)
-        run(_stream, grid, first, last, output, n, len(inputs), block, num_warps=8)
+    grid = (-(-n // block), 1)
+    run(_stream, grid, first, last, output, n, len(inputs), block, num_warps=8)

@@ -248,18 +248,17 @@ def _rms_rows(x: torch.Tensor, weight: torch.Tensor, eps: float, kind: str) -> t
     n = x.shape[-1]
     rows, stride = rows_of(x, n)
     made = torch.empty_like(x, memory_format=torch.contiguous_format)
-    if made.numel():
-        flags = (kind == "rounded first", kind == "of one")
-        sizes = (n, stride, float(n), eps, *flags, min(2048, power_of_2(n)))
-        run(
-            kernels.rms_rows,
-            (x.numel() // n, 1),
-            rows,
-            weight.contiguous(),
-            made,
-            *sizes,
-            num_warps=4,
-        )
+    flags = (kind == "rounded first", kind == "of one")
+    sizes = (n, stride, float(n), eps, *flags, min(2048, power_of_2(n)))
+    run(
+        kernels.rms_rows,
+        (x.numel() // n, 1),
+        rows,
+        weight.contiguous(),
+        made,
+        *sizes,
+        num_warps=4,
+    )
     return made
 
 

@@ -54,9 +54,7 @@ def silu_mul(packed: torch.Tensor) -> torch.Tensor:
     n = packed.shape[-1] // 2
     out = torch.empty(*packed.shape[:-1], n, dtype=packed.dtype, device=packed.device)
     block = min(triton.next_power_of_2(n), 1024)
-    grid = (out.numel() // max(n, 1), triton.cdiv(n, block))
-    if out.numel():
-        run(_silu_mul, grid, packed, out, n, block)
+    run(_silu_mul, (out.numel() // n, triton.cdiv(n, block)), packed, out, n, block)
     return out
 
 
@@ -139,10 +137,9 @@ def rotary_qkv(
     v = packed.new_empty(batch, groups, length, head)
     block = min(triton.next_power_of_2(heads + 2 * groups), 16)
     grid = (batch * length, triton.cdiv(heads + 2 * groups, block))
-    if packed.numel():
-        half = triton.next_power_of_2(head // 2)
-        sizes = (length, heads, groups, head // 2)
-        run(_rotary_qkv, grid, packed, cos, sin, q, k, v, *sizes, block, half)
+    half = triton.next_power_of_2(head // 2)
+    sizes = (length, heads, groups, head // 2)
+    run(_rotary_qkv, grid, packed, cos, sin, q, k, v, *sizes, block, half)
     return q, k, v
 
 
@@ -201,9 +198,8 @@ def add_rms_norm(
     n = x.shape[-1]
     out = torch.empty_like(x)
     summed = torch.empty_like(x) if keep else out
-    if x.numel():
-        block = triton.next_power_of_2(n)
-        warps = min(max(block // 512, 1), 16)
-        args = (x, residual, weight, summed, out, n, epsilon, block, keep)
-        run(_add_rms_norm, (x.numel() // n, 1), *args, num_warps=warps)
+    block = triton.next_power_of_2(n)
+    warps = min(max(block // 512, 1), 16)
+    args = (x, residual, weight, summed, out, n, epsilon, block, keep)
+    run(_add_rms_norm, (x.numel() // n, 1), *args, num_warps=warps)
     return out, summed

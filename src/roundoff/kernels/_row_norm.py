@@ -239,7 +239,7 @@ class Backward:
         self.add: Launch | None = None
         self.shares: Callable[[], Tensor] | None = None
         sizes = (m, n, stride, stride_dy)
-        flags = (centred, case.types[0] is not None)
+        flags, early = (centred, case.types[0] is not None), _early_launch(index)
         options, grid = _limited(tiling), (count, 1)
         turns: list[tuple[bool, ...]] = [()]
         numbers: tuple[Any, ...]
@@ -263,12 +263,11 @@ class Backward:
             shared = tiling.rows == 1 or tiling.piece * case.dtype.itemsize >= tiling.warps * 512
             function = kernels.backward
             numbers = (*sizes, tiles, 0, *tiling[:3], tiling.stages, tiling.hold, shared)
-            numbers = (*numbers, _early_launch(index))
+            numbers = (*numbers, early)
         self.first = [
             Launch(function, index, grid, (*numbers, *flags, *turn), **options) for turn in turns
         ]
         size, columns = second_stage_tiling(count, n)
-        early = _early_launch(index)
         options = {"num_warps": 4} | ({"launch_pdl": True} if early else {})
         grid = (ceil_div(n, columns), 1 + centred)
         numbers = (count, n, size, columns, early)

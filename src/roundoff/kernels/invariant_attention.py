@@ -139,7 +139,14 @@ def attention(
     >>> torch.equal(whole[:, :, 69:70], one)
     True
     """
-    _check(q, k, v)
+    check_operands(q=q, k=k, v=v)
+    meet = q.dim() == k.dim() == 4 and k.shape == v.shape and q.shape[::3] == k.shape[::3]
+    if not meet or not k.shape[1] or q.shape[1] % k.shape[1]:
+        raise ShapeError(
+            "q, k and v do not meet, or heads are no multiple of groups",
+            got=f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}",
+            expected="(batch, heads, queries, head) and twice (batch, groups, keys, head)",
+        )
     check_flag("causal", causal)
     batch, _, queries, _ = q.shape
     keys = k.shape[2]
@@ -152,17 +159,6 @@ def attention(
     if is_traced(q) or (asked and torch.is_grad_enabled()):
         return _differentiable(q, k, v, *seen, scale)
     return attend(q, k, v, seen, scale)
-
-
-def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-    check_operands(q=q, k=k, v=v)
-    meet = q.dim() == k.dim() == 4 and k.shape == v.shape and q.shape[::3] == k.shape[::3]
-    if not meet or not k.shape[1] or q.shape[1] % k.shape[1]:
-        raise ShapeError(
-            "q, k and v do not meet, or heads are no multiple of groups",
-            got=f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}",
-            expected="(batch, heads, queries, head) and twice (batch, groups, keys, head)",
-        )
 
 
 # What a query sees. ---------------------------------------------------------------------------

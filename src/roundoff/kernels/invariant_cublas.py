@@ -80,8 +80,17 @@ def route(
     """
     if x.dtype == torch.float32:
         return None  # cuBLAS has TF32 cut its factors off, and float32 kernels of other orders
+    switches, name = torch.backends.cuda.matmul, _switch_of(x.dtype)
+    with _LOCK:  # another thread may be within _unsplit
+        # What torch is told of products in a type: another library has other kernels.
+        told = (
+            torch.backends.cuda.preferred_blas_library(),
+            getattr(switches, name),
+            getattr(switches, f"{name}_split_k"),
+            switches.allow_fp16_accumulation,
+        )
     key = (
-        _switches(x.dtype),
+        *told,
         x.get_device(),
         x.dtype,
         x.shape,
@@ -99,20 +108,8 @@ def route(
             return None  # a check waits for the device, which a capture forbids
         with _LOCK:  # what a check finds is of these switches
             _CHOSEN[key] = _proved(x, weight, bias, kernel)
-    name = _CHOSEN[key]
-    return None if name is None else _ROUTES[name]
-
-
-def _switches(dtype: torch.dtype) -> tuple[Any, ...]:
-    """What torch is told of products in a type: another library has other kernels."""
-    switches, name = torch.backends.cuda.matmul, _switch_of(dtype)
-    with _LOCK:  # another thread may be within _unsplit
-        return (
-            torch.backends.cuda.preferred_blas_library(),
-            getattr(switches, name),
-            getattr(switches, f"{name}_split_k"),
-            switches.allow_fp16_accumulation,
-        )
+    chosen = _CHOSEN[key]
+    return None if chosen is None else _ROUTES[chosen]
 
 
 def _alignment(tensor: torch.Tensor) -> int:

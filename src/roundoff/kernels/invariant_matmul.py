@@ -249,14 +249,6 @@ def matmul(
     >>> torch.equal(matmul(x, weight)[70:71], matmul(x[70:71], weight))
     True
     """
-    _check(x, weight, bias)
-    asked = x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
-    if torch.compiler.is_compiling() or (asked and torch.is_grad_enabled()):
-        return differentiable(x, weight, bias)
-    return _product(x, weight, bias, tile)
-
-
-def _check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
     check_operands(x=x, weight=weight, bias=bias)
     if x.dim() < 1 or weight.dim() != 2 or x.shape[-1] != weight.shape[1]:
         raise ShapeError(
@@ -266,6 +258,10 @@ def _check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
         )
     if bias is not None and tuple(bias.shape) != (weight.shape[0],):
         raise ShapeError("bias", got=tuple(bias.shape), expected=f"({weight.shape[0]},)")
+    asked = x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+    if torch.compiler.is_compiling() or (asked and torch.is_grad_enabled()):
+        return differentiable(x, weight, bias)
+    return _product(x, weight, bias, tile)
 
 
 def check_operands(bias: Any = None, **tensors: Any) -> None:

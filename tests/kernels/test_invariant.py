@@ -512,11 +512,12 @@ def test_a_query_has_the_bits_of_the_keys_that_it_sees_alone(way, which, bad, ch
 
 def test_a_mask_says_what_a_query_sees():
     """Stretches of any place, nothing and everything."""
-    low, high = torch.randint(0, 41, (2, 2, 7, 1), generator=torch.Generator().manual_seed(0))
-    mask = ((torch.arange(40) >= low) & (torch.arange(40) < high)).to(DEVICE)
-    mask[0, 0], mask[1, 0] = False, True
-    seen = seen_by_mask(mask[:, None], 2, 7, 40)
-    assert torch.equal(invariant_attention._visible(seen, 40), mask)
+    low, high = torch.randint(0, 41, (2, 2, 7), generator=torch.Generator().manual_seed(0))
+    low[:, 0], high[:, 0] = 0, torch.tensor([0, 40])
+    mask = (torch.arange(40) >= low[..., None]) & (torch.arange(40) < high[..., None])
+    seen = seen_by_mask(mask[:, None].to(DEVICE), 2, 7, 40)
+    for made, wanted in zip(seen, (low, high), strict=True):
+        assert torch.equal(made.cpu(), torch.where(low < high, wanted, 0).int())
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)

@@ -445,20 +445,19 @@ def _by_kernel(
     return out
 
 
-def _visible(seen: Seen, keys: int) -> torch.Tensor:
-    """Booleans (batch, queries, keys)."""
-    rank = torch.arange(keys, device=seen.first.device)
-    return (rank >= seen.first[..., None]) & (rank < seen.last[..., None])
+# With gradients; an opaque operator under torch.compile. ----------------------------------------
 
 
 def _attention_of_torch(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible: torch.Tensor, scale: float
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: Any, last: Any, scale: float
 ) -> torch.Tensor:
     """Torch's own attention; a query that sees nothing gets zeros.
 
     All operands are copies: its gradients on a GPU read 16 bytes at a time, and fault where a row
     begins between these.
     """
+    place = torch.arange(k.shape[2], device=k.device)
+    visible = (place >= first[..., None]) & (place < last[..., None])
     share = q.shape[1] // k.shape[1]
     keys, values = (t.repeat_interleave(share, 1) for t in (k, v))
     queries = q.clone(memory_format=torch.contiguous_format)
@@ -470,20 +469,11 @@ def _attention_of_torch(
     return y.masked_fill(~some[:, None], 0.0)
 
 
-# With gradients; an opaque operator under torch.compile. ----------------------------------------
-
-
-def _attention_by_ranges(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: Any, last: Any, scale: float
-) -> torch.Tensor:
-    return _attention_of_torch(q, k, v, _visible(Seen(first, last), k.shape[2]), scale)
-
-
 def _empty(q: torch.Tensor, *_: Any) -> torch.Tensor:
     return q.new_empty(q.shape)
 
 
-@opaque("invariant_attention", _attention_by_ranges, _empty)
+@opaque("invariant_attention", _attention_of_torch, _empty)
 def _differentiable(
     q: torch.Tensor,
     k: torch.Tensor,

@@ -159,11 +159,10 @@ def _proved(
 def _sets(x: Any, weight: torch.Tensor, bias: Any) -> list[tuple[Any, ...]]:
     """Operands to be taken in turn: one weight would stay in the cache, those of a model do not.
 
-    Up to 16 weights, twice the cache and 256 MiB; smaller ones stay there in a model, too.
+    Up to 16 weights and 256 MiB; smaller ones stay there in a model, too.
     """
     nbytes = max(1, weight.numel() * weight.element_size())
-    twice = 2 * int(torch.cuda.get_device_properties(weight.device).L2_cache_size)
-    count = max(1, min(16, 1 + twice // nbytes, 2**28 // nbytes))
+    count = max(1, min(16, 2**28 // nbytes))
     return [(x, w, bias) for w in (weight, *(_like(weight, weight) for _ in range(count - 1)))]
 
 

@@ -31,7 +31,7 @@ _LACKING = (
     torch.nn.Bilinear, torch.nn.modules.batchnorm._BatchNorm,
 )  # fmt: skip
 #: Modules of torch that compute each row alone, or nothing.
-_PLAIN = ("container", "dropout", "flatten", "padding", "activation")
+_PLAIN = ("container", "dropout", "flatten", "padding", "activation", "linear", "sparse")
 #: Modules among these that do not: softmax, whose order of additions depends on the layout.
 _COMPOSED = (
     torch.nn.MultiheadAttention, torch.nn.Softmax, torch.nn.LogSoftmax, torch.nn.Softmax2d,
@@ -150,16 +150,15 @@ def _computes(module: torch.nn.Module) -> bool:
     if isinstance(module, _COMPOSED):
         return True
     cls = type(module)
-    if isinstance(module, torch.nn.Identity) or cls is torch.nn.Embedding:
-        return False
     if cls.__module__.startswith("torch.nn.modules"):
         return cls.__module__.rpartition(".")[2] not in _PLAIN
-    own = [p for p in module.parameters(recurse=False) if p.is_floating_point()]
+    # Of an embedding a row of its table is no computation.
+    own = any(p.is_floating_point() for p in module.parameters(recurse=False))
+    if own and not isinstance(module, torch.nn.Embedding):
+        return True
     code = getattr(cls.forward, "__wrapped__", cls.forward)
     names = getattr(getattr(code, "__code__", None), "co_names", ())
-    if isinstance(module, torch.nn.Embedding):
-        own = []  # a row of its table
-    return bool(own) or not _FUNCTIONS.isdisjoint(names)
+    return not _FUNCTIONS.isdisjoint(names)
 
 
 # Products. ----------------------------------------------------------------------------------------

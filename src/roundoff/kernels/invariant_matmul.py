@@ -123,26 +123,6 @@ class Tile(NamedTuple):
     stages: int
 
 
-#: (N, K, bytes of an element, rows up to a power of two, from 16 on): what beat the usual choice by
-#: more than 1 % for few rows, in bfloat16 on one NVIDIA H200 (2026-11-22, PyTorch 2.11.0+cu130,
-#: Triton 3.6.0).
-TILES: dict[tuple[int, int, int, int], Tile] = {
-    # Microseconds with it, with the usual choice, and of cuBLAS.
-    (6144, 4096, 2, 16): Tile(True, 16, 64, 128, 4, 5),  # 15.34, 16.38, 15.93
-    (6144, 4096, 2, 32): Tile(True, 32, 64, 256, 4, 4),  # 15.64, 18.24, 16.34
-    (11008, 4096, 2, 16): Tile(True, 16, 64, 64, 4, 7),  # 24.57, 25.51, 25.44
-    (11008, 4096, 2, 64): Tile(True, 64, 128, 128, 8, 4),  # 25.85, 27.02, 26.21
-    (1024, 8192, 2, 16): Tile(True, 16, 64, 128, 4, 8),  # 15.21, 16.84, 10.05
-    (1024, 8192, 2, 64): Tile(False, 64, 16, 128, 4, 8),  # 15.59, 20.76, 10.51
-    (1024, 8192, 2, 128): Tile(False, 64, 16, 128, 4, 8),  # 15.47, 20.48, 10.97
-    (128256, 4096, 2, 16): Tile(True, 16, 128, 128, 8, 3),  # 241.45, 244.84, 253.59
-    (128256, 4096, 2, 32): Tile(True, 32, 64, 128, 4, 3),  # 248.09, 250.68, 267.80
-    (128256, 4096, 2, 64): Tile(True, 64, 128, 128, 8, 2),  # 258.30, 261.68, 284.68
-    (1536, 576, 2, 16): Tile(True, 16, 64, 64, 4, 7),  # 3.65, 3.93, 3.94
-    (1536, 576, 2, 32): Tile(True, 32, 64, 64, 4, 6),  # 3.82, 4.36, 3.83
-}
-
-
 @cache
 def tile_for(m: int, n: int, k: int, itemsize: int, processors: int) -> Tile:
     """The tile for a product of M rows with a weight (N, K) of elements of *itemsize* bytes.
@@ -159,12 +139,9 @@ def tile_for(m: int, n: int, k: int, itemsize: int, processors: int) -> Tile:
     if itemsize == 4:  # the registers of fused multiply-adds are few
         return Tile(m <= 32, 16 if m <= 32 else 64, 64, 32, 4, 2)
     rows = max(16, power_of_2(m))
-    if tile := TILES.get((n, k, itemsize, rows)):
-        return tile
     if m <= 64:
-        if 1536 <= n <= 64 * processors:
-            # Loads under way count for more than multiprocessors without work: as for all such
-            # weights of the table.
+        if 1024 <= n <= 64 * processors:
+            # Loads under way count for more than multiprocessors without work.
             depth = 64 if k % 128 else 128
             stage = (rows + 64) * depth * itemsize
             return Tile(True, rows, 64, depth, 4, min(8, 200 * 1024 // stage))

@@ -127,8 +127,8 @@ class Tile(NamedTuple):
 def tile_for(m: int, n: int, k: int, itemsize: int, processors: int) -> Tile:
     """The tile for a product of M rows with a weight (N, K) of elements of *itemsize* bytes.
 
-    With few rows the time is that of reading the weight: tiles so narrow that each multiprocessor
-    has one, and many loads under way. With many rows it is that of the tensor cores.
+    With few rows the time is that of reading the weight: narrow tiles, and many loads under way.
+    With many rows it is that of the tensor cores.
 
     Examples
     --------
@@ -138,20 +138,12 @@ def tile_for(m: int, n: int, k: int, itemsize: int, processors: int) -> Tile:
     """
     if itemsize == 4:  # the registers of fused multiply-adds are few
         return Tile(m <= 32, 16 if m <= 32 else 64, 64, 32, 4, 2)
-    rows = max(16, power_of_2(m))
     if m <= 64:
-        if 1024 <= n <= 64 * processors:
-            # Loads under way count for more than multiprocessors without work.
-            depth = 64 if k % 128 else 128
-            stage = (rows + 64) * depth * itemsize
-            return Tile(True, rows, 64, depth, 4, min(8, 200 * 1024 // stage))
-        enough = [c for c in (128, 64, 32) if ceil_div(n, c) >= 0.9 * processors]
-        columns = enough[0] if enough else 16
-        depth = (256 if columns <= 32 else 128) // (2 if rows > 32 else 1)
-        # Two programs of 100 KiB on a multiprocessor, or one where there is no more than one.
-        room = (150 if columns <= 32 and ceil_div(n, columns) <= processors else 100) * 1024
-        stages = max(2, min(8, room // ((rows + columns) * depth * itemsize)))
-        return Tile(True, rows, columns, depth, 4, stages)
+        # Loads under way count for more than multiprocessors without work.
+        rows, columns = max(16, power_of_2(m)), 64 if n >= 1024 else 16
+        depth = 64 if k % 128 else 128
+        stage = (rows + columns) * depth * itemsize
+        return Tile(True, rows, columns, depth, 4, min(8, 200 * 1024 // stage))
     for rows, columns, warps, stages in ((128, 256, 8, 3), (128, 128, 8, 4), (64, 128, 4, 4)):
         if ceil_div(m, rows) * ceil_div(n, columns) >= processors:
             return Tile(False, rows, columns, 64, warps, stages)

@@ -149,8 +149,6 @@ class Launch:
         ``num_warps`` and the like.
     """
 
-    __slots__ = ("_launch", "function", "grid", "index", "numbers", "options")
-
     def __init__(
         self,
         function: Any,

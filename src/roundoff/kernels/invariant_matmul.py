@@ -335,7 +335,7 @@ def _by_kernel(
     (batch, m, k), n = x.shape, weight.shape[1]
     y = x.new_empty(batch, m, n)
     index = x.get_device()
-    tile = tile or tile_for(_upward(m), n, k, x.element_size(), multiprocessors(index))
+    tile = tile or tile_for(m, n, k, x.element_size(), multiprocessors(index))
     depth = _CHAIN if x.dtype == torch.float32 else tile.depth
     constants = (
         tile.swap,
@@ -354,11 +354,6 @@ def _by_kernel(
     kind = (index, tile, x.dtype)
     run_fitting(kind, tile.stages, kernels.product, grid, *args, num_warps=tile.warps)
     return y
-
-
-def _upward(m: int) -> int:
-    """The number of rows that a tile is chosen for: one choice for numbers close together."""
-    return power_of_2(m) if m <= 64 else -(-m // 64) * 64
 
 
 # A CPU. ---------------------------------------------------------------------------------------

@@ -145,7 +145,7 @@ class Case:
         numbers: tuple[Any, ...]
         numbers = (self.m, self.columns, rows_of(x, self.columns)[1])
         if tiling.pieces:
-            function, tiles = kernels.forward, -(-self.m // tiling.rows)
+            function, tiles = kernels.forward, ceil_div(self.m, tiling.rows)
             programs = tiling.programs(tiles, self.index)
             numbers = (*numbers, tiles, 0, float(eps), *tiling[:3])
             numbers = (*numbers, tiling.stages, tiling.hold, tiling.again)
@@ -241,7 +241,7 @@ class Backward:
         tiling = tiling or backward_tiling(n, case.dtype.itemsize)
         if index >= 0 and tiling.shares > tiling.per_sm * multiprocessors(index):
             tiling = CHUNKS  # not all the programs that share a row can run at the same time
-        tiles = -(-m // tiling.rows)
+        tiles = ceil_div(m, tiling.rows)
         count = max(1, tiling.programs(tiles, index))
         self.centred, self.given = centred, [t is not None for t in case.types]
         self.dx = case.like_x
@@ -259,7 +259,7 @@ class Backward:
         if not tiling.pieces:
             add = (*sizes, 4096, *flags)
             self.add = Launch(kernels.backward_sums, index, (m, 1), add, num_warps=16)
-            function, grid = kernels.backward_wide, (count, -(-n // tiling.piece))
+            function, grid = kernels.backward_wide, (count, ceil_div(n, tiling.piece))
             numbers = (*sizes, tiles, tiling.rows, tiling.piece)
         elif tiling.shares > 1:
             self.shares = _empty((m, tiling.shares), torch.int64, case.device)

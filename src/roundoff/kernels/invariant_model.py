@@ -189,7 +189,7 @@ def product(
     library = int(torch._C._get_blas_preferred_backend())  # type: ignore[call-overload]
     alignment, place = x.data_ptr() & 255, weight.data_ptr()
     key = x.shape, dtype, alignment, place, _REDUCED[dtype](), library
-    ways: dict[Any, Any] = owner.__dict__.setdefault("_roundoff_ways", {})
+    ways: dict[Any, Callable[..., torch.Tensor]] = owner.__dict__.setdefault("_roundoff_ways", {})
     way = ways.get(key)
     if way is None:
         way = matmul
@@ -198,8 +198,7 @@ def product(
             if route(rows, weight, bias, _one) is plainly:
                 way = functional.linear
             ways[key] = way
-    made: torch.Tensor = way(x, weight, bias)
-    return made
+    return way(x, weight, bias)
 
 
 #: Types of 16 bits, and whether torch may round their partial sums.

@@ -166,7 +166,6 @@ def test_products_go_to_ours_wherever_the_result_is_written():
         assert torch.equal(bmm[1:2], torch.bmm(batch[1:2], b[None]))
         assert torch.mm(a, b, out=out) is out
         assert torch.equal(out, matmul(a, b.t()))
-        assert torch.equal(out.sigmoid_(), matmul(a, b.t()).sigmoid())
         assert torch.ones(1, 2).long() @ torch.ones(2, 1).long() == 2
     assert within.replaced["aten::mm"] == 1
 

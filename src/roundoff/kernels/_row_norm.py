@@ -186,7 +186,7 @@ class Case:
         key = (dy.dtype, stride, stride_dy, tiling)
         call = self.gradients.get(key)
         if call is None:
-            call = self.gradients[key] = Backward(self, *key)
+            call = self.gradients[key] = Backward(self, stride, stride_dy, tiling)
         return call(dy, rows, weight, stats)
 
 
@@ -229,14 +229,7 @@ def case_of(
 class Backward:
     """dx, dweight and dbias for rows of one kind: allocations, first and second stage."""
 
-    def __init__(
-        self,
-        case: Case,
-        dtype: torch.dtype,
-        stride: int,
-        stride_dy: int,
-        tiling: Tiling | None,
-    ) -> None:
+    def __init__(self, case: Case, stride: int, stride_dy: int, tiling: Tiling | None) -> None:
         n, m, index, centred = case.columns, case.m, case.index, case.centred
         tiling = tiling or backward_tiling(n, case.dtype.itemsize)
         if index >= 0 and tiling.shares > tiling.per_sm * multiprocessors(index):

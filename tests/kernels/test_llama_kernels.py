@@ -1,7 +1,5 @@
 """The kernels of the experimental tier against float64: on CUDA where it is, else interpreted."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -19,7 +17,7 @@ from .test_invariant import DEVICE, TYPES, draw
 EXACT = TYPES if DEVICE == "cuda" else TYPES[:2]
 
 
-def near(made: torch.Tensor, truth: torch.Tensor, units: float = 1.0) -> None:
+def near(made, truth, units=1.0):
     """Within *units* roundings of the largest element."""
     allowed = units * torch.finfo(made.dtype).eps * float(truth.abs().max())
     assert float((made.double() - truth).abs().max()) <= allowed
@@ -27,7 +25,7 @@ def near(made: torch.Tensor, truth: torch.Tensor, units: float = 1.0) -> None:
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("n", [1, 24, 1030])
-def test_silu_mul(dtype: torch.dtype, n: int) -> None:
+def test_silu_mul(dtype, n):
     packed = draw(2, 3, 2 * n, dtype=dtype)
     gate, up = packed.double().chunk(2, -1)
     near(silu_mul(packed), torch.nn.functional.silu(gate) * up, 2)
@@ -35,7 +33,7 @@ def test_silu_mul(dtype: torch.dtype, n: int) -> None:
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize(("heads", "groups", "head"), [(4, 4, 16), (4, 2, 12), (3, 1, 2)])
-def test_rotary(dtype: torch.dtype, heads: int, groups: int, head: int) -> None:
+def test_rotary(dtype, heads, groups, head):
     batch, length = 2, 5
     packed = draw(batch, length, (heads + 2 * groups) * head, dtype=dtype)
     angle = draw(length, head // 2, dtype=torch.float32, seed=1)
@@ -50,7 +48,7 @@ def test_rotary(dtype: torch.dtype, heads: int, groups: int, head: int) -> None:
     assert torch.equal(v.double(), wide[:, :, heads + groups :].transpose(1, 2))
 
 
-def normed(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+def normed(x, weight, epsilon):
     wide = x.double()
     return wide * (wide.square().mean(-1, keepdim=True) + epsilon).rsqrt() * weight.double()
 
@@ -58,7 +56,7 @@ def normed(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tenso
 @pytest.mark.parametrize("dtype", EXACT, ids=str)
 @pytest.mark.parametrize("n", [1, 40, 1024])
 @pytest.mark.parametrize("keep", [True, False])
-def test_add_rms_norm(dtype: torch.dtype, n: int, keep: bool) -> None:
+def test_add_rms_norm(dtype, n, keep):
     x, residual = (draw(3, 2, n, dtype=dtype, seed=seed) for seed in (0, 1))
     weight = draw(n, dtype=dtype, seed=2)
     out, total = add_rms_norm(x, residual, weight, 1e-5, keep)

@@ -1,9 +1,6 @@
 """The exact sum in Triton: on CUDA where it is, else interpreted."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -27,37 +24,37 @@ pytestmark = [
 DEVICE = "cpu" if interpreting() else "cuda"
 
 
-def draw(kind: Callable[..., np.ndarray], n: int) -> torch.Tensor:
+def draw(kind, n):
     return torch.from_numpy(kind(n, "float32", np.random.default_rng(n))).float()
 
 
 by_kind = pytest.mark.parametrize("kind", DATA, ids=lambda kind: kind.__name__)
 
 
-def in_numpy(x: torch.Tensor) -> float:
+def in_numpy(x):
     """What NumPy's version makes of the same numbers."""
     return float(binned(x.cpu().resolve_neg().numpy(), axis=None))
 
 
-def same(a: float, b: float) -> bool:
+def same(a, b):
     return (math.isnan(a) and math.isnan(b)) or (
         a == b and math.copysign(1, a) == math.copysign(1, b)
     )
 
 
-def assert_exact(x: torch.Tensor, lanes: int = 64, **choice: int) -> None:
+def assert_exact(x, lanes=64, **choice):
     total = module._sum(x.to(DEVICE), lanes, 1, **choice)
     assert (total.dtype, total.shape) == (x.dtype, ())
     assert same(float(total), in_numpy(x)), (len(x), lanes)
 
 
 @by_kind
-def test_every_length_has_the_bits_of_numpy(kind) -> None:
+def test_every_length_has_the_bits_of_numpy(kind):
     for n in (0, 1, 65, 5001):
         assert_exact(draw(kind, n), 64 if n < 100 else 1024)
 
 
-def test_special_values_and_any_bits() -> None:
+def test_special_values_and_any_bits():
     top, inf, nan = dtype_info("float32").max, math.inf, math.nan
     for values in (
         [inf, 1.0],
@@ -80,7 +77,7 @@ def test_special_values_and_any_bits() -> None:
         assert_exact(torch.where(x.isfinite(), x, 1.0) if n % 4 else x)
 
 
-def test_the_sum_is_rounded_once() -> None:
+def test_the_sum_is_rounded_once():
     """A tie, and what is below it: in the last of the 53 bits, far below, and across digits."""
     for scale in (1.0, 2.0**5, 2.0**8):
         for tail in (0.0, 2.0**-20, -(2.0**-20), 2.0**-22, 2.0**-120, -(2.0**-120)):
@@ -89,7 +86,7 @@ def test_the_sum_is_rounded_once() -> None:
             assert_exact(-x)
 
 
-def test_neither_order_nor_blocks_nor_programs_show() -> None:
+def test_neither_order_nor_blocks_nor_programs_show():
     x = draw(wide, 3000)
     want = in_numpy(x)
     for lanes, unroll, programs in ((64, 1, 1), (512, 1, 8), (1024, 4, 1)):
@@ -100,7 +97,7 @@ def test_neither_order_nor_blocks_nor_programs_show() -> None:
             assert float(module._sum(x, 256, 1)) == want
 
 
-def full_lanes(gap: int, lower: int, count: int) -> torch.Tensor:
+def full_lanes(gap, lower, count):
     """2**count values for each of 64 lanes: they cancel over the lanes, but not in one.
 
     All bits of the significands are 1, but for the last one of one of the smallest values. It
@@ -120,7 +117,7 @@ def full_lanes(gap: int, lower: int, count: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("count", [3, pytest.param(8, marks=pytest.mark.slow(reason="a minute"))])
-def test_no_addition_rounds_in_a_lane_that_is_full(count) -> None:
+def test_no_addition_rounds_in_a_lane_that_is_full(count):
     """At the edges of each window, with as many values as a lane may add."""
     step = 51 - count
     narrow, wide = 2 * step - 24, 4 * step - 24
@@ -133,7 +130,7 @@ def test_no_addition_rounds_in_a_lane_that_is_full(count) -> None:
         assert_exact(x, power=count, most=0)  # one program
 
 
-def test_a_tensor_of_any_shape() -> None:
+def test_a_tensor_of_any_shape():
     x = draw(wide, 600).reshape(20, 30).to(DEVICE)
     flat = x.flatten()
     views = [x, x.T, x[::3, 1::2], x[0, 0], flat[1:], x[:1].expand(9, 30), torch._neg_view(x)]
@@ -149,14 +146,14 @@ def test_a_tensor_of_any_shape() -> None:
         (lambda x: x.requires_grad_(), ArgumentError, "backward"),
     ],
 )
-def test_what_cannot_be_added_is_refused(change, error, words) -> None:
+def test_what_cannot_be_added_is_refused(change, error, words):
     with pytest.raises(error, match=words):
         sum_binned(change(torch.ones(64, device=DEVICE)))
 
 
 @pytest.mark.skipif(interpreting(), reason="minutes in the interpreter")
 @by_kind
-def test_long_sums_on_a_gpu(kind) -> None:
+def test_long_sums_on_a_gpu(kind):
     x = draw(kind, 2**22 + 7).cuda()
     shuffled = x[torch.randperm(len(x), device="cuda")]
     made = [float(module._sum(x, 2048, 8)), float(sum_binned(x)), float(sum_binned(shuffled))]

@@ -7,8 +7,7 @@ results up to rounding. ``TRITON_INTERPRET=1`` in the environment asks for it wh
 from ._runtime import interpreting, shuffled_programs  # first: it says that Triton is missing
 
 # isort: split
-from ._layer_norm import layer_norm
-from ._rms_norm import rms_norm
+from ._row_norm import layer_norm, rms_norm
 from .invariant_attention import attention
 from .invariant_matmul import matmul
 from .invariant_mode import invariant

@@ -5,11 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, NamedTuple
 
-import triton
-
-from ._runtime import interpreting, multiprocessors
-
-__all__ = ["CHUNKS", "Tiling", "backward_tiling", "forward_tiling", "second_stage_tiling"]
+from ._runtime import ceil_div, interpreting, multiprocessors, power_of_2
 
 #: Programs that can share a row; with more of them rows are read twice, in chunks.
 _MOST_SHARES = 32
@@ -65,7 +61,7 @@ class Tiling(NamedTuple):
 
 
 def _pieces(columns: int, rows: int, piece: int, *rest: Any) -> Tiling:
-    return Tiling(rows, piece, -(-columns // piece), *rest)
+    return Tiling(rows, piece, ceil_div(columns, piece), *rest)
 
 
 #: A row in chunks, by two kernels that each read it.
@@ -76,10 +72,10 @@ def _shared(
     columns: int, most: int, piece: int, warps: int, ahead: int, per_sm: int, hold: bool
 ) -> Tiling:
     """A row over as few programs as have at most so many columns each; beyond 32, in chunks."""
-    shares = -(-columns // most)
+    shares = ceil_div(columns, most)
     if shares > _MOST_SHARES:
         return CHUNKS
-    pieces = -(-columns // (shares * piece))
+    pieces = ceil_div(columns, shares * piece)
     return Tiling(1, piece, pieces, warps, ahead, per_sm, hold, shares)
 
 
@@ -102,7 +98,7 @@ def forward_tiling(columns: int, itemsize: int, many: bool = False) -> Tiling:
     if size > 65536:
         return Tiling(1, 65536 // itemsize, 0, 32)
     if size <= 1024:
-        piece = triton.next_power_of_2(columns)
+        piece = power_of_2(columns)
         return Tiling(max(1, 4096 // itemsize // piece), piece, 1, 1, 1, 0, itemsize == 4)
     if itemsize == 2:
         if size <= 2560:
@@ -155,7 +151,7 @@ def backward_tiling(columns: int, itemsize: int) -> Tiling:
         return _shared(columns, 12288, 2048, 8, 1, 1, False)
     small, large = 2048 // itemsize, 4096 // itemsize
     if size <= 1024:
-        piece = triton.next_power_of_2(columns)
+        piece = power_of_2(columns)
         rows = (4096 if itemsize == 2 else 8192) // itemsize // piece
         return Tiling(max(1, rows), piece, 1, 4, 3, 2 if itemsize == 2 else 1, True)
     if size <= 2048:
@@ -178,6 +174,6 @@ def second_stage_tiling(count: int, columns: int) -> tuple[int, int]:
     """Partial sums and columns of a tile of the second stage."""
     # The interpreter is quicker with few large tiles; the order of the sum stays the same.
     return (
-        min(triton.next_power_of_2(count), 64),
-        min(triton.next_power_of_2(columns), 1024 if interpreting() else 16),
+        min(power_of_2(count), 64),
+        min(power_of_2(columns), 1024 if interpreting() else 16),
     )

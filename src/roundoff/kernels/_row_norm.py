@@ -1,7 +1,20 @@
-r"""How the normalisations of rows run: kernels chosen once for a kind of call, then launched.
+r"""Layer normalisation and RMSNorm in Triton: forward and backward, the same bits every run.
+
+For a row :math:`x` of :math:`N` values with mean :math:`\mu` and :math:`r = 1/\sqrt{\sigma^2 +
+\epsilon}`,
+
+.. math:: y = (x - \mu)\, r\, w + b.
+
+With :math:`g` the gradient of :math:`y`, :math:`\hat x = (x - \mu) r` and bars for means over the
+row, the backward is
+
+.. math:: dx = r\,(w g - \overline{w g} - \hat x\, \overline{\hat x\, w g}), \qquad
+          dw = \sum_\text{rows} g\, \hat x, \qquad db = \sum_\text{rows} g.
+
+RMSNorm is the same without mean and bias.
 
 A call looks its :class:`Case` up by the metadata of its tensors: shapes, types, devices, strides.
-The case has the launches with their grids and counts: what remains is to allocate and to launch.
+The case has the launches: what remains is to allocate and to launch.
 
 The sums over rows are taken in two stages, without locks or atomics of values: each program adds
 its own rows in float32, a second kernel adds the programs' partial sums, both in a fixed order.
@@ -29,9 +42,8 @@ from ._runtime import (
     interpreting,
     multiprocessors,
     power_of_2,
+    rows_of,
 )
-
-__all__ = ["Case", "case_of", "forward_of", "gradients_of", "norm", "normalised"]
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _WIDEST = 2**30
@@ -50,10 +62,7 @@ def check(
     bias: Optional,
 ) -> None:
     """Raise for arguments that do not fit."""
-    given = {"x": x, "weight": weight, "bias": bias}
-    given = {name: t for name, t in given.items() if name == "x" or t is not None}
-    for name, t in given.items():
-        check_tensor(t, name)
+    check_tensor(x, "x")
     if not all(isinstance(n, int) for n in shape):
         raise ShapeError("normalized_shape", got=repr(shape), expected="whole numbers")
     if not shape or tuple(x.shape[-len(shape) :]) != shape:
@@ -69,7 +78,10 @@ def check(
             got=tuple(x.shape),
             expected=f"rows of 1 to {_WIDEST} elements, at most {_MOST} of them",
         )
-    for name, t in given.items():
+    for name, t in {"x": x, "weight": weight, "bias": bias}.items():
+        if t is None:
+            continue
+        check_tensor(t, name)
         if t.dtype not in _DTYPES:
             raise DtypeError(
                 f"{name} has a type that is not taken",
@@ -85,19 +97,6 @@ def check(
             )
     check_number("eps", eps, 0)
     check_device(x.device, "x")
-
-
-def _rows(x: Tensor, columns: int) -> Tensor:
-    """x where it is contiguous, else its rows with adjacent elements; copied only where needed."""
-    if x.is_contiguous():
-        return x
-    rows = x.reshape(-1, columns)
-    return rows if rows.stride(1) == 1 or columns == 1 else rows.contiguous()
-
-
-def _stride(rows: Tensor, columns: int) -> int:
-    """Elements between the beginnings of two rows, of what :func:`_rows` gives."""
-    return columns if rows.is_contiguous() else rows.stride(0)
 
 
 @cache
@@ -134,8 +133,9 @@ class Case:
     ) -> None:
         check(shape, eps, x, weight, bias)
         self.centred, self.shape, self.columns = centred, shape, math.prod(shape)
-        self.x_shape, self.dtype, self.device = x.shape, x.dtype, x.device
-        self.index, self.plain = x.get_device(), x.is_contiguous()
+        self.dtype, self.device = x.dtype, x.device
+        self.like_x = _empty(x.shape, x.dtype, x.device)
+        self.index = x.get_device()
         self.types = tuple(None if t is None else t.dtype for t in (weight, bias))
         self.m = x.numel() // self.columns
         self.stats = _empty((1 + centred, self.m), torch.float32, self.device)
@@ -143,9 +143,9 @@ class Case:
         tiling = forward_tiling(self.columns, x.dtype.itemsize, self.m > _MANY)
         flags = (centred, weight is not None, bias is not None)
         numbers: tuple[Any, ...]
-        numbers = (self.m, self.columns, _stride(_rows(x, self.columns), self.columns))
+        numbers = (self.m, self.columns, rows_of(x, self.columns)[1])
         if tiling.pieces:
-            function, tiles = kernels.forward, -(-self.m // tiling.rows)
+            function, tiles = kernels.forward, ceil_div(self.m, tiling.rows)
             programs = tiling.programs(tiles, self.index)
             numbers = (*numbers, tiles, 0, float(eps), *tiling[:3])
             numbers = (*numbers, tiling.stages, tiling.hold, tiling.again)
@@ -165,10 +165,7 @@ class Case:
         self, x: Tensor, weight: Optional, bias: Optional, keep: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         """y of x's shape; x as rows; with `keep` the statistics."""
-        if self.plain:
-            rows, y = x, torch.empty_like(x)
-        else:
-            rows, y = _rows(x, self.columns), x.new_empty(self.x_shape)
+        rows, y = rows_of(x, self.columns)[0], self.like_x()
         stats = self.stats() if keep else y
         w = rows if weight is None else weight.contiguous()
         b = rows if bias is None else bias.contiguous()
@@ -184,13 +181,12 @@ class Case:
         tiling: Tiling | None = None,
     ) -> tuple[Tensor, Optional, Optional]:
         """dx, dw and db, in the shapes of x, weight and bias; None of None."""
-        contiguous = dy.is_contiguous() and rows.is_contiguous()
-        if not contiguous:
-            dy, rows = _rows(dy, self.columns), _rows(rows, self.columns)
-        key = (dy.dtype, contiguous or (dy.stride(), rows.stride()), tiling)
+        dy, stride_dy = rows_of(dy, self.columns)
+        rows, stride = rows_of(rows, self.columns)
+        key = (dy.dtype, stride, stride_dy, tiling)
         call = self.gradients.get(key)
         if call is None:
-            call = self.gradients[key] = Backward(self, dy, rows, tiling)
+            call = self.gradients[key] = Backward(self, stride, stride_dy, tiling)
         return call(dy, rows, weight, stats)
 
 
@@ -233,29 +229,30 @@ def case_of(
 class Backward:
     """dx, dweight and dbias for rows of one kind: allocations, first and second stage."""
 
-    def __init__(self, case: Case, dy: Tensor, rows: Tensor, tiling: Tiling | None) -> None:
+    def __init__(self, case: Case, stride: int, stride_dy: int, tiling: Tiling | None) -> None:
         n, m, index, centred = case.columns, case.m, case.index, case.centred
         tiling = tiling or backward_tiling(n, case.dtype.itemsize)
         if index >= 0 and tiling.shares > tiling.per_sm * multiprocessors(index):
             tiling = CHUNKS  # not all the programs that share a row can run at the same time
-        tiles = -(-m // tiling.rows)
+        tiles = ceil_div(m, tiling.rows)
         count = max(1, tiling.programs(tiles, index))
         self.centred, self.given = centred, [t is not None for t in case.types]
-        self.dx = _empty(case.x_shape, case.dtype, case.device)
+        self.dx = case.like_x
         self.part = _empty((1 + centred, count, n), torch.float32, case.device)
         # Where the kernel adds two and there is one parameter, the other needs a place.
         either = case.types[0] or case.types[1] or case.dtype
         self.dw, self.db = (_empty(case.shape, t or either, case.device) for t in case.types)
         self.add: Launch | None = None
         self.shares: Callable[[], Tensor] | None = None
-        sizes = (m, n, _stride(rows, n), _stride(dy, n))
-        flags = (centred, case.types[0] is not None)
-        options, grid, turns = _limited(tiling), (count, 1), [()]
+        sizes = (m, n, stride, stride_dy)
+        flags, early = (centred, case.types[0] is not None), _early_launch(index)
+        options, grid = _limited(tiling), (count, 1)
+        turns: list[tuple[bool, ...]] = [()]
         numbers: tuple[Any, ...]
         if not tiling.pieces:
             add = (*sizes, 4096, *flags)
             self.add = Launch(kernels.backward_sums, index, (m, 1), add, num_warps=16)
-            function, grid = kernels.backward_wide, (count, -(-n // tiling.piece))
+            function, grid = kernels.backward_wide, (count, ceil_div(n, tiling.piece))
             numbers = (*sizes, tiles, tiling.rows, tiling.piece)
         elif tiling.shares > 1:
             self.shares = _empty((m, tiling.shares), torch.int64, case.device)
@@ -272,12 +269,11 @@ class Backward:
             shared = tiling.rows == 1 or tiling.piece * case.dtype.itemsize >= tiling.warps * 512
             function = kernels.backward
             numbers = (*sizes, tiles, 0, *tiling[:3], tiling.stages, tiling.hold, shared)
-            numbers = (*numbers, _early_launch(index))
+            numbers = (*numbers, early)
         self.first = [
             Launch(function, index, grid, (*numbers, *flags, *turn), **options) for turn in turns
         ]
         size, columns = second_stage_tiling(count, n)
-        early = _early_launch(index)
         options = {"num_warps": 4} | ({"launch_pdl": True} if early else {})
         grid = (ceil_div(n, columns), 1 + centred)
         numbers = (count, n, size, columns, early)
@@ -373,8 +369,12 @@ def norm(
 
 
 def forward_of(
-    x: Tensor, weight: Optional, bias: Optional, eps: float, centred: bool = True
-) -> tuple[Tensor, Tensor]:
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
+    centred: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """y, and mean and rstd (2, M), without mean (1, M), of rows x (M, N)."""
     case = case_of(centred, (x.shape[1],), eps, x, weight, bias)
     y, _, stats = case.forward(x, weight, bias, True)
@@ -398,19 +398,11 @@ def gradients_of(
 # Under torch.compile the kernels are two opaque operators with known output shapes.
 
 
-@torch.library.custom_op("roundoff::norm_forward", mutates_args=())
-def _forward_op(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    eps: float,
-    centred: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return forward_of(x, weight, bias, eps, centred)
+_forward_op = torch.library.custom_op("roundoff::norm_forward", forward_of, mutates_args=())
 
 
 @_forward_op.register_fake
-def _(x: Any, weight: Any, bias: Any, eps: float, centred: bool) -> Any:
+def _(x: Any, weight: Any, bias: Any, eps: float, centred: bool = True) -> Any:
     stats = x.new_empty((1 + centred, x.shape[0]), dtype=torch.float32)
     return x.new_empty(x.shape), stats
 
@@ -450,3 +442,119 @@ def _op_gradients(ctx: Any, dy: Any, dstats: Any) -> Any:
 
 
 _forward_op.register_autograd(_op_gradients, setup_context=_setup)
+
+
+# --- the functions of a user ----------------------------------------------------------------------
+
+
+def layer_norm(
+    x: torch.Tensor,
+    normalized_shape: int | Sequence[int],
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    eps: float = 1e-5,
+) -> torch.Tensor:
+    """Layer normalisation over the last dimensions, differentiable once.
+
+    A drop-in for :func:`torch.nn.functional.layer_norm`. Runs compiled on a CUDA device and in
+    Triton's interpreter where there is none. Works under :func:`torch.compile` and CUDA graphs.
+
+    Parameters
+    ----------
+    x : torch.Tensor
+        Shape (…, \\*normalized_shape), float16, bfloat16 or float32, any strides. Computed in
+        float32.
+    normalized_shape : int or sequence of int
+        The last dimensions of `x`, at least 1 and at most 2**30 elements.
+    weight, bias : torch.Tensor, optional
+        Shape `normalized_shape`; their type may differ from that of `x`.
+    eps : float
+        Added to the variance, not negative.
+
+    Returns
+    -------
+    torch.Tensor
+        Shape and type of `x`, contiguous.
+
+    Raises
+    ------
+    ShapeError
+        `normalized_shape` does not end the shape of `x`, is empty, or is not that of `weight` or
+        `bias`.
+    DtypeError
+        A type that is not among the three.
+    ArgumentError
+        Tensors on different devices, `eps` negative, or another kind of object.
+    UnsupportedError
+        `x` is on the CPU and the kernels of this process are compiled for a GPU.
+
+    References
+    ----------
+    Ba, Kiros and Hinton, https://arxiv.org/abs/1607.06450
+
+    Examples
+    --------
+    >>> import torch
+    >>> from roundoff.kernels import layer_norm
+    >>> device = "cuda" if torch.cuda.is_available() else "cpu"
+    >>> layer_norm(torch.tensor([[1.0, 2.0, 3.0, 4.0]], device=device), 4, eps=0.0).cpu()
+    tensor([[-1.3416, -0.4472,  0.4472,  1.3416]])
+    """
+    return norm(True, x, normalized_shape, weight, bias, eps)
+
+
+def rms_norm(
+    x: torch.Tensor,
+    normalized_shape: int | Sequence[int],
+    weight: torch.Tensor | None = None,
+    eps: float | None = None,
+) -> torch.Tensor:
+    """RMSNorm over the last dimensions, differentiable once.
+
+    A drop-in for ``torch.nn.functional.rms_norm``. Runs compiled on a CUDA device and in
+    Triton's interpreter where there is none. Works under :func:`torch.compile` and CUDA graphs.
+
+    Parameters
+    ----------
+    x : torch.Tensor
+        Shape (…, \\*normalized_shape), float16, bfloat16 or float32, any strides. Computed in
+        float32.
+    normalized_shape : int or sequence of int
+        The last dimensions of `x`, at least 1 and at most 2**30 elements.
+    weight : torch.Tensor, optional
+        Shape `normalized_shape`; its type may differ from that of `x`.
+    eps : float, optional
+        Added to the mean square, not negative; by default the spacing of float32, as in torch.
+
+    Returns
+    -------
+    torch.Tensor
+        Shape and type of `x`, contiguous.
+
+    Raises
+    ------
+    ShapeError
+        `normalized_shape` does not end the shape of `x`, is empty, or is not that of `weight`.
+    DtypeError
+        A type that is not among the three.
+    ArgumentError
+        Tensors on different devices, `eps` negative, or another kind of object.
+    UnsupportedError
+        `x` is on the CPU and the kernels of this process are compiled for a GPU.
+
+    References
+    ----------
+    Zhang and Sennrich, https://arxiv.org/abs/1910.07467
+
+    Examples
+    --------
+    >>> import torch
+    >>> from roundoff.kernels import rms_norm
+    >>> device = "cuda" if torch.cuda.is_available() else "cpu"
+    >>> x = torch.tensor([[1.0, -1.0, 7.0, 7.0]], device=device)
+    >>> rms_norm(x, 4, eps=0.0).cpu()
+    tensor([[ 0.2000, -0.2000,  1.4000,  1.4000]])
+    """
+    if eps is None:
+        eps = torch.finfo(torch.float32).eps
+    return norm(False, x, normalized_shape, weight, None, eps)

@@ -32,25 +32,6 @@ except ImportError as error:  # pragma: no cover - the platform has no Triton
 from ..arguments import check_whole
 from ..errors import ArgumentError, UnsupportedError
 
-__all__ = [
-    "COMPILED",
-    "Launch",
-    "ceil_div",
-    "check_device",
-    "check_tensor",
-    "interpreting",
-    "kernel",
-    "max_along",
-    "min_along",
-    "multiprocessors",
-    "power_of_2",
-    "run",
-    "run_fitting",
-    "shuffled_programs",
-    "sum_along",
-]
-
-
 _ASKED = os.environ.get("TRITON_INTERPRET", "").lower()
 _INTERPRETING = _ASKED in ("1", "true", "yes", "on", "y")
 if not _ASKED:
@@ -94,8 +75,6 @@ _COUNTS = {
     "keys",
     "splits",
     "each",
-    "stride_b",
-    "stride_q",
 }
 
 
@@ -170,8 +149,6 @@ class Launch:
         ``num_warps`` and the like.
     """
 
-    __slots__ = ("_launch", "function", "grid", "index", "numbers", "options")
-
     def __init__(
         self,
         function: Any,
@@ -210,31 +187,22 @@ def _launcher(
     microsecond.
     """
     run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
-    version = triton.__version__.split(".")[:2]
     sizes = [getattr(run, name + "_scratch_size", None) for name in ("global", "profile")]
+    version = triton.__version__.split(".")[:2] if sizes == [0, 0] else []
     x, y = grid
     fixed: tuple[Any, ...]
-    if sizes == [0, 0] and version == ["3", "6"]:
-        direct, hooks = run.launch, (None, None, None)
-        fixed = (run.launch_cooperative_grid, run.launch_pdl, None, None, metadata, *hooks)
-
-        def launch(stream: int, pointers: list[int]) -> None:
-            direct(x, y, 1, stream, function, *fixed, *pointers, *numbers)
-
-    elif sizes == [0, 0] and version == ["3", "7"]:
-        direct, hooks = run.launch, (None, None, None)
-        fixed = (run.launch_cooperative_grid, run.launch_pdl, metadata, *hooks, None, None)
+    launch, fixed = run, (metadata, None, None, None)
+    if version == ["3", "6"]:
+        launch = run.launch
+        fixed = (run.launch_cooperative_grid, run.launch_pdl, None, None, *fixed)
+    if version == ["3", "7"]:
+        launch = run.launch
+        fixed = (run.launch_cooperative_grid, run.launch_pdl, *fixed, None, None)
         fixed = (*fixed, run.arg_annotations, run.kernel_signature)
-
-        def launch(stream: int, pointers: list[int]) -> None:
-            direct(x, y, 1, stream, function, *fixed, (*pointers, *numbers))
-
-    else:
-
-        def launch(stream: int, pointers: list[int]) -> None:
-            run(x, y, 1, stream, function, metadata, None, None, None, *pointers, *numbers)
-
-    return launch
+        return lambda stream, pointers: launch(
+            x, y, 1, stream, function, *fixed, (*pointers, *numbers)
+        )
+    return lambda stream, pointers: launch(x, y, 1, stream, function, *fixed, *pointers, *numbers)
 
 
 _LAUNCHES: dict[Any, Launch] = {}
@@ -288,6 +256,19 @@ def ceil_div(n: int, d: int) -> int:
 def power_of_2(n: int) -> int:
     """The least power of two that is at least n, from 1 on, as ``triton.next_power_of_2``."""
     return 1 << (n - 1).bit_length()
+
+
+def rows_of(x: torch.Tensor, columns: int) -> tuple[torch.Tensor, int]:
+    """x as rows of adjacent elements, and elements between their beginnings.
+
+    Copied only where it must be, and as it is where it is contiguous.
+    """
+    if x.is_contiguous():
+        return x, columns
+    rows = x.reshape(-1, columns)
+    if rows.stride(1) != 1 and columns > 1:
+        rows = rows.contiguous()
+    return rows, rows.stride(0)
 
 
 @cache

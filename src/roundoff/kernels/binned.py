@@ -288,8 +288,8 @@ def sum_binned(x: torch.Tensor) -> torch.Tensor:
     ----------
     x : torch.Tensor
         float32, of any shape: all its elements are added; without a gradient. On a CUDA device, or
-        where the kernels are interpreted on the CPU. A tensor that is not contiguous, or does not
-        start at a multiple of 16 bytes, is copied.
+        where the kernels are interpreted on the CPU. A tensor that is not contiguous is
+        copied.
 
     Returns
     -------
@@ -338,8 +338,6 @@ def _sum(
     n, index = x.numel(), x.get_device()
     if n == 0:
         return torch.zeros((), dtype=x.dtype, device=x.device)
-    if x.data_ptr() % 16:  # a load takes 16 bytes
-        x = x.clone()
     total = ceil_div(n, lanes * unroll)
     programs = max(min(total, most * multiprocessors(index)), ceil_div(total, 2**power // unroll))
     out = torch.empty((), dtype=x.dtype, device=x.device)

@@ -30,8 +30,6 @@ from .invariant_matmul import (
     settle_mkl,
 )
 
-__all__ = ["SPLIT", "TILE", "Seen", "attend", "attention", "seen_by_mask", "seen_by_position"]
-
 #: Keys of a tile and of a split: part of the definition, since they fix the bits.
 TILE, SPLIT = 64, 256
 _LOG2E = math.log2(math.e)
@@ -141,7 +139,14 @@ def attention(
     >>> torch.equal(whole[:, :, 69:70], one)
     True
     """
-    _check(q, k, v)
+    check_operands(q=q, k=k, v=v)
+    meet = q.dim() == k.dim() == 4 and k.shape == v.shape and q.shape[::3] == k.shape[::3]
+    if not meet or not k.shape[1] or q.shape[1] % k.shape[1]:
+        raise ShapeError(
+            "q, k and v do not meet, or heads are no multiple of groups",
+            got=f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}",
+            expected="(batch, heads, queries, head) and twice (batch, groups, keys, head)",
+        )
     check_flag("causal", causal)
     batch, _, queries, _ = q.shape
     keys = k.shape[2]
@@ -154,17 +159,6 @@ def attention(
     if is_traced(q) or (asked and torch.is_grad_enabled()):
         return _differentiable(q, k, v, *seen, scale)
     return attend(q, k, v, seen, scale)
-
-
-def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-    check_operands(q=q, k=k, v=v)
-    meet = q.dim() == k.dim() == 4 and k.shape == v.shape and q.shape[::3] == k.shape[::3]
-    if not meet or not k.shape[1] or q.shape[1] % k.shape[1]:
-        raise ShapeError(
-            "q, k and v do not meet, or heads are no multiple of groups",
-            got=f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}",
-            expected="(batch, heads, queries, head) and twice (batch, groups, keys, head)",
-        )
 
 
 # What a query sees. ---------------------------------------------------------------------------
@@ -410,8 +404,7 @@ def _by_kernel(
         q,
         k,
         v,
-        seen.first,
-        seen.last,
+        *seen,
         out,
         partial,
         stats,
@@ -452,20 +445,19 @@ def _by_kernel(
     return out
 
 
-def _visible(seen: Seen, keys: int) -> torch.Tensor:
-    """Booleans (batch, queries, keys)."""
-    rank = torch.arange(keys, device=seen.first.device)
-    return (rank >= seen.first[..., None]) & (rank < seen.last[..., None])
+# With gradients; an opaque operator under torch.compile. ----------------------------------------
 
 
 def _attention_of_torch(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible: torch.Tensor, scale: float
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: Any, last: Any, scale: float
 ) -> torch.Tensor:
     """Torch's own attention; a query that sees nothing gets zeros.
 
     All operands are copies: its gradients on a GPU read 16 bytes at a time, and fault where a row
     begins between these.
     """
+    place = torch.arange(k.shape[2], device=k.device)
+    visible = (place >= first[..., None]) & (place < last[..., None])
     share = q.shape[1] // k.shape[1]
     keys, values = (t.repeat_interleave(share, 1) for t in (k, v))
     queries = q.clone(memory_format=torch.contiguous_format)
@@ -477,20 +469,11 @@ def _attention_of_torch(
     return y.masked_fill(~some[:, None], 0.0)
 
 
-# With gradients; an opaque operator under torch.compile. ----------------------------------------
-
-
-def _attention_by_ranges(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: Any, last: Any, scale: float
-) -> torch.Tensor:
-    return _attention_of_torch(q, k, v, _visible(Seen(first, last), k.shape[2]), scale)
-
-
 def _empty(q: torch.Tensor, *_: Any) -> torch.Tensor:
     return q.new_empty(q.shape)
 
 
-@opaque("invariant_attention", _attention_by_ranges, _empty)
+@opaque("invariant_attention", _attention_of_torch, _empty)
 def _differentiable(
     q: torch.Tensor,
     k: torch.Tensor,

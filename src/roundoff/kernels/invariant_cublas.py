@@ -14,8 +14,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["Route", "cancelling", "plainly", "route", "routes"]
-
 Route = Callable[[torch.Tensor, torch.Tensor, "torch.Tensor | None"], torch.Tensor]
 
 
@@ -82,8 +80,17 @@ def route(
     """
     if x.dtype == torch.float32:
         return None  # cuBLAS has TF32 cut its factors off, and float32 kernels of other orders
+    switches, name = torch.backends.cuda.matmul, _switch_of(x.dtype)
+    with _LOCK:  # another thread may be within _unsplit
+        # What torch is told of products in a type: another library has other kernels.
+        told = (
+            torch.backends.cuda.preferred_blas_library(),
+            getattr(switches, name),
+            getattr(switches, f"{name}_split_k"),
+            switches.allow_fp16_accumulation,
+        )
     key = (
-        _switches(x.dtype),
+        *told,
         x.get_device(),
         x.dtype,
         x.shape,
@@ -101,20 +108,8 @@ def route(
             return None  # a check waits for the device, which a capture forbids
         with _LOCK:  # what a check finds is of these switches
             _CHOSEN[key] = _proved(x, weight, bias, kernel)
-    name = _CHOSEN[key]
-    return None if name is None else _ROUTES[name]
-
-
-def _switches(dtype: torch.dtype) -> tuple[Any, ...]:
-    """What torch is told of products in a type: another library has other kernels."""
-    switches, name = torch.backends.cuda.matmul, _switch_of(dtype)
-    with _LOCK:  # another thread may be within _unsplit
-        return (
-            torch.backends.cuda.preferred_blas_library(),
-            getattr(switches, name),
-            getattr(switches, f"{name}_split_k"),
-            switches.allow_fp16_accumulation,
-        )
+    chosen = _CHOSEN[key]
+    return None if chosen is None else _ROUTES[chosen]
 
 
 def _alignment(tensor: torch.Tensor) -> int:
@@ -164,11 +159,10 @@ def _proved(
 def _sets(x: Any, weight: torch.Tensor, bias: Any) -> list[tuple[Any, ...]]:
     """Operands to be taken in turn: one weight would stay in the cache, those of a model do not.
 
-    Up to 16 weights, twice the cache and 256 MiB; smaller ones stay there in a model, too.
+    Up to 16 weights and 256 MiB; smaller ones stay there in a model, too.
     """
     nbytes = max(1, weight.numel() * weight.element_size())
-    twice = 2 * int(torch.cuda.get_device_properties(weight.device).L2_cache_size)
-    count = max(1, min(16, 1 + twice // nbytes, 2**28 // nbytes))
+    count = max(1, min(16, 2**28 // nbytes))
     return [(x, w, bias) for w in (weight, *(_like(weight, weight) for _ in range(count - 1)))]
 
 

@@ -17,14 +17,6 @@ import triton.language as tl
 
 from ._runtime import COMPILED, kernel, max_along, min_along, sum_along
 
-__all__ = [
-    "attend",
-    "merge",
-    "product",
-    "rms_rows",
-    "sum_rows",
-]
-
 
 @kernel
 def _chain(a, b):
@@ -139,129 +131,6 @@ def _short_sum(acc, p, v, start, rank, head, stride_vn, stride_vd, D: tl.constex
 
 
 @kernel
-def _stretch(
-    queries,
-    q,
-    stride_qd,
-    k,
-    v,
-    begin,
-    end,
-    least,  # all rows see the keys before it
-    lo,
-    hi,
-    mine,
-    head,
-    stride_kn,
-    stride_kd,
-    stride_vn,
-    stride_vd,
-    scale,
-    scale_low,
-    partial,
-    stats,
-    anchor,
-    count,
-    flat,
-    D: tl.constexpr,
-    TILE: tl.constexpr,
-    SPLIT: tl.constexpr,
-    MANY: tl.constexpr,  # at the end of each split its sums are stored, and begin anew
-):
-    """Tiles of keys into the running sums of a split (online softmax)."""
-    FLOAT: tl.constexpr = queries.dtype == tl.float32
-    d = tl.arange(0, D)
-    inside_head = (d < head)[None, :]
-    acc = tl.full((queries.shape[0], D), 0.0, tl.float32)
-    total = tl.full((queries.shape[0], 16), 0.0, tl.float32)
-    most = tl.full((queries.shape[0],), float("-inf"), tl.float32)
-    none = acc, total, most
-    first_masked = begin
-    if not FLOAT:  # its products take the time, and twice as long to compile twice
-        first_masked += tl.maximum(tl.minimum(end, least) - begin, 0) // TILE * TILE
-    for MASKED in tl.static_range(1 if FLOAT else 0, 2):
-        low = first_masked if MASKED else begin
-        for start in range(low, end if MASKED else first_masked, TILE):
-            j = start + tl.arange(0, TILE)
-            there = j < end
-            at = j.to(tl.int64)
-            inside = inside_head
-            if MASKED:
-                inside = there[:, None] & inside_head
-            rows = k + at[:, None] * stride_kn
-            if FLOAT:
-                products = _short_scores(
-                    q, rows, mine[:, None], there[:, None], head, stride_qd, stride_kd
-                )
-            else:
-                keys = tl.load(rows + d[None, :] * stride_kd, mask=inside, other=0.0)
-                products = tl.dot(queries, tl.trans(keys))
-            scores = products * scale
-            seen = (j[None, :] >= lo[:, None]) & (j[None, :] < hi[:, None]) & mine[:, None]
-            if MASKED:
-                scores = tl.where(seen, scores, float("-inf"))
-            higher = tl.maximum(most, max_along(scores, 1))
-            # A row that has seen no key yet has no largest score to subtract.
-            floor = tl.where(higher == float("-inf"), 0.0, higher)
-            exponents = scores - floor[:, None]
-            if FLOAT:
-                zeros = tl.full(products.shape, 0.0, tl.float32)
-                exponents = tl.fma(products, zeros + scale, zeros - floor[:, None])  # rounded once
-                exponents = tl.where(seen, exponents, float("-inf"))
-            p = tl.math.exp2(exponents)
-            if FLOAT:  # what rounding took from the scale would move a row's weights the same way
-                p = tl.where(p == 0.0, p, tl.fma(p, products * scale_low, p))
-            shrink = tl.math.exp2(most - floor)[:, None]
-            values_at = v + at[:, None] * stride_vn + d[None, :] * stride_vd
-            values = tl.load(values_at, mask=inside, other=0.0)
-            clean = values
-            if MASKED:
-                # Zero times a NaN that a row must not see would reach it all the same.
-                finite = (values == values) & (tl.abs(values) != float("inf"))
-                clean = tl.where(finite, values, 0.0).to(values.dtype)
-            rounded = p.to(values.dtype)
-            if FLOAT:
-                # A chain over hundreds of keys would err more than torch: each 16 keys are a
-                # chain, and the weights are added up in 16 chains of keys 16 apart.
-                first, second = _halves(rounded)
-                one, two = _halves(first)
-                three, four = _halves(second)
-                total = total * shrink + one + two + three + four
-                rest = end, head, stride_vn, stride_vd
-                acc = _short_sum(acc * shrink, one, v, start, *rest, D)
-                acc = _short_sum(acc, two, v, start + 16, *rest, D)
-                acc = _short_sum(acc, three, v, start + 32, *rest, D)
-                acc = _short_sum(acc, four, v, start + 48, *rest, D)
-            else:
-                # The same product adds the weights up: a sum over a tile has no order of its own.
-                ones = tl.full((TILE, 16), 1.0, values.dtype)
-                total = tl.dot(rounded, ones, total * shrink)
-                acc = tl.dot(rounded, clean, acc * shrink)
-            if MASKED:  # noqa: SIM102 - the compiler's question, not the kernel's
-                if max_along(max_along((~finite).to(tl.int32), 1), 0) > 0:
-                    # What infinities and NaN of the tile are to those who see them.
-                    column = tl.arange(0, TILE)[None, :]
-                    for i in range(tl.minimum(end - start, TILE)):
-                        here = (start + i >= lo) & (start + i < hi) & mine
-                        value_at = v + tl.cast(start + i, tl.int64) * stride_vn + d * stride_vd
-                        value = tl.load(value_at, mask=d < head, other=0.0)
-                        value = tl.where(d < head, value.to(tl.float32), 0.0)
-                        bad = (value != value) | (tl.abs(value) == float("inf"))
-                        weights = tl.where(column == i, rounded.to(tl.float32), 0.0)
-                        added = sum_along(weights, 1)[:, None] * value[None, :]
-                        acc += tl.where(here[:, None] & bad[None, :], added, 0.0)
-            most = higher
-            if MANY:
-                done = start - anchor + TILE
-                if (done % SPLIT == 0) | (done >= end - anchor):
-                    a, t, m = _ended(*none, acc, total, most, mine, FLOAT)
-                    place = (done - 1) // SPLIT * count + flat
-                    _store(partial, stats, place, mine, a, max_along(t, 1), m, head, D)
-                    acc, total, most = none
-    return acc, total, most
-
-
-@kernel
 def _merged(acc, total, most, acc_s, total_s, most_s):
     """Two splits as one, the earlier first; one without keys changes nothing."""
     higher = tl.maximum(most, most_s)
@@ -358,6 +227,8 @@ def attend(
     acc = tl.full((ROWS, D), 0.0, tl.float32)
     total = tl.full((ROWS, 16), 0.0, tl.float32)
     most = tl.full((ROWS,), float("-inf"), tl.float32)
+    none = acc, total, most
+    inside_head = (d < head)[None, :]
     # Tiles and splits are counted from a row's first key. Rows that begin alike go together: in
     # a sequence they all do; with a sliding window each begins elsewhere.
     waiting = there & (lo < hi)
@@ -365,11 +236,11 @@ def attend(
     count = (tl.num_programs(0) // (blocks * groups)).to(tl.int64) * heads * queries
     if MANY:
         # What splits without keys that a row sees have; that of others is stored over it.
-        none = tl.where(hi < 0, float("nan"), 0.0)
+        nothing = tl.where(hi < 0, float("nan"), 0.0)
         lowest = tl.where(hi < 0, 0.0, float("-inf"))
         for i in range(part * each, tl.minimum((part + 1) * each, (keys + SPLIT - 1) // SPLIT)):
             tl.store(stats + (i * count + flat) * 2, lowest, mask=there)
-            tl.store(stats + (i * count + flat) * 2 + 1, none, mask=there)
+            tl.store(stats + (i * count + flat) * 2 + 1, nothing, mask=there)
         tl.debug_barrier()
     anchor = min_along(tl.where(waiting, lo, 2147483647), 0)
     while anchor < 2147483647:
@@ -384,35 +255,94 @@ def attend(
         # With several splits one loop over the tiles of all: loads go on across a split's end.
         width = tl.maximum(stop - start, 1) if MANY else SPLIT
         for split in range(start, stop, width):
-            acc_s, total_s, most_s = _stretch(
-                tokens,
-                places,
-                stride_qd,
-                k,
-                v,
-                split,
-                tl.minimum(stop, split + width),
-                least,
-                lo,
-                hi,
-                mine,
-                head,
-                stride_kn,
-                stride_kd,
-                stride_vn,
-                stride_vd,
-                scale,
-                scale_low,
-                partial,
-                stats,
-                anchor,
-                count,
-                flat,
-                D,
-                TILE,
-                SPLIT,
-                MANY,
-            )
+            # Tiles of keys into the running sums of a split (online softmax).
+            limit = tl.minimum(stop, split + width)
+            acc_s, total_s, most_s = none
+            first_masked = split
+            if not FLOAT:  # its products take the time, and twice as long to compile twice
+                first_masked += tl.maximum(tl.minimum(limit, least) - split, 0) // TILE * TILE
+            for MASKED in tl.static_range(1 if FLOAT else 0, 2):
+                low = first_masked if MASKED else split
+                for tile in range(low, limit if MASKED else first_masked, TILE):
+                    j = tile + tl.arange(0, TILE)
+                    exists = j < limit
+                    key = j.to(tl.int64)
+                    loaded = inside_head
+                    if MASKED:
+                        loaded = exists[:, None] & inside_head
+                    keys_at = k + key[:, None] * stride_kn
+                    if FLOAT:
+                        masks = mine[:, None], exists[:, None]
+                        products = _short_scores(
+                            places, keys_at, *masks, head, stride_qd, stride_kd
+                        )
+                    else:
+                        loads = tl.load(keys_at + d[None, :] * stride_kd, mask=loaded, other=0.0)
+                        products = tl.dot(tokens, tl.trans(loads))
+                    scores = products * scale
+                    seen = (j[None, :] >= lo[:, None]) & (j[None, :] < hi[:, None]) & mine[:, None]
+                    if MASKED:
+                        scores = tl.where(seen, scores, float("-inf"))
+                    higher = tl.maximum(most_s, max_along(scores, 1))
+                    # A row that has seen no key yet has no largest score to subtract.
+                    floor = tl.where(higher == float("-inf"), 0.0, higher)
+                    exponents = scores - floor[:, None]
+                    if FLOAT:
+                        zeros = tl.full(products.shape, 0.0, tl.float32)
+                        # Rounded once.
+                        exponents = tl.fma(products, zeros + scale, zeros - floor[:, None])
+                        exponents = tl.where(seen, exponents, float("-inf"))
+                    p = tl.math.exp2(exponents)
+                    if FLOAT:  # what rounding took from the scale moves a row's weights alike
+                        p = tl.where(p == 0.0, p, tl.fma(p, products * scale_low, p))
+                    shrink = tl.math.exp2(most_s - floor)[:, None]
+                    values_at = v + key[:, None] * stride_vn + d[None, :] * stride_vd
+                    values = tl.load(values_at, mask=loaded, other=0.0)
+                    clean = values
+                    if MASKED:
+                        # Zero times a NaN that a row must not see would reach it all the same.
+                        finite = (values == values) & (tl.abs(values) != float("inf"))
+                        clean = tl.where(finite, values, 0.0).to(values.dtype)
+                    rounded = p.to(values.dtype)
+                    if FLOAT:
+                        # A chain over hundreds of keys would err more than torch: each 16 keys
+                        # are a chain, and the weights are added up in 16 chains of keys 16 apart.
+                        front, back = _halves(rounded)
+                        one, two = _halves(front)
+                        three, four = _halves(back)
+                        total_s = total_s * shrink + one + two + three + four
+                        rest = limit, head, stride_vn, stride_vd
+                        acc_s = _short_sum(acc_s * shrink, one, v, tile, *rest, D)
+                        acc_s = _short_sum(acc_s, two, v, tile + 16, *rest, D)
+                        acc_s = _short_sum(acc_s, three, v, tile + 32, *rest, D)
+                        acc_s = _short_sum(acc_s, four, v, tile + 48, *rest, D)
+                    else:
+                        # The same product adds the weights up: a sum over a tile has no order of
+                        # its own.
+                        ones = tl.full((TILE, 16), 1.0, values.dtype)
+                        total_s = tl.dot(rounded, ones, total_s * shrink)
+                        acc_s = tl.dot(rounded, clean, acc_s * shrink)
+                    if MASKED:  # noqa: SIM102 - the compiler's question, not the kernel's
+                        if max_along(max_along((~finite).to(tl.int32), 1), 0) > 0:
+                            # What infinities and NaN of the tile are to those who see them.
+                            column = tl.arange(0, TILE)[None, :]
+                            for i in range(tl.minimum(limit - tile, TILE)):
+                                here = (tile + i >= lo) & (tile + i < hi) & mine
+                                row_at = v + tl.cast(tile + i, tl.int64) * stride_vn
+                                value = tl.load(row_at + d * stride_vd, mask=d < head, other=0.0)
+                                value = tl.where(d < head, value.to(tl.float32), 0.0)
+                                bad = (value != value) | (tl.abs(value) == float("inf"))
+                                weights = tl.where(column == i, rounded.to(tl.float32), 0.0)
+                                added = sum_along(weights, 1)[:, None] * value[None, :]
+                                acc_s += tl.where(here[:, None] & bad[None, :], added, 0.0)
+                    most_s = higher
+                    if MANY:
+                        done = tile - anchor + TILE
+                        if (done % SPLIT == 0) | (done >= limit - anchor):
+                            a, t, m = _ended(*none, acc_s, total_s, most_s, mine, FLOAT)
+                            place = (done - 1) // SPLIT * count + flat
+                            _store(partial, stats, place, mine, a, max_along(t, 1), m, head, D)
+                            acc_s, total_s, most_s = none
             if not MANY:
                 acc, total, most = _ended(acc, total, most, acc_s, total_s, most_s, mine, FLOAT)
         waiting = waiting & (lo != anchor)

@@ -16,8 +16,6 @@ from . import invariant_kernels as kernels
 from ._runtime import ceil_div, check_tensor, multiprocessors, power_of_2, run_fitting
 from .invariant_cublas import cancelling, route
 
-__all__ = ["TILES", "Tile", "batched", "matmul", "tile_for"]
-
 _TYPES = (torch.bfloat16, torch.float16, torch.float32)
 #: Values of K in a chain of float32, and chains in a sum: part of the definition of its bits.
 _CHAIN = 16
@@ -51,20 +49,6 @@ _BY_MKL = (
 )
 
 
-@cache
-def settle_mkl() -> None:
-    """Have MKL choose its programs for functions of one element, in one thread.
-
-    It chooses when a process first calls a function. Where several threads make that call, one may
-    compute its part with an error of 1e-4, once: seen with MKL 2024.2, and described with the same
-    remedy in https://github.com/pytorch/pytorch/issues/188792.
-    """
-    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
-        for name in _BY_MKL:
-            for dtype in (torch.float32, torch.float64):
-                getattr(torch, name)(torch.full((1,), 0.5, dtype=dtype, device="cpu"))
-
-
 def own_work(function: _Function) -> _Function:
     """Have torch do what a function of ours asks for, under :func:`roundoff.invariant`, too.
 
@@ -77,6 +61,20 @@ def own_work(function: _Function) -> _Function:
             return function(*args, **kwargs)
 
     return cast(_Function, alone)
+
+
+@cache
+@own_work
+def settle_mkl() -> None:
+    """Have MKL choose its programs for functions of one element, in one thread.
+
+    It chooses when a process first calls a function. Where several threads make that call, one may
+    compute its part with an error of 1e-4, once: seen with MKL 2024.2, and described with the same
+    remedy in https://github.com/pytorch/pytorch/issues/188792.
+    """
+    for name in _BY_MKL:
+        for dtype in (torch.float32, torch.float64):
+            getattr(torch, name)(torch.full((1,), 0.5, dtype=dtype, device="cpu"))
 
 
 @contextlib.contextmanager
@@ -125,32 +123,12 @@ class Tile(NamedTuple):
     stages: int
 
 
-#: (N, K, bytes of an element, rows up to a power of two, from 16 on): what beat the usual choice by
-#: more than 1 % for few rows, in bfloat16 on one NVIDIA H200 (2026-11-22, PyTorch 2.11.0+cu130,
-#: Triton 3.6.0).
-TILES: dict[tuple[int, int, int, int], Tile] = {
-    # Microseconds with it, with the usual choice, and of cuBLAS.
-    (6144, 4096, 2, 16): Tile(True, 16, 64, 128, 4, 5),  # 15.34, 16.38, 15.93
-    (6144, 4096, 2, 32): Tile(True, 32, 64, 256, 4, 4),  # 15.64, 18.24, 16.34
-    (11008, 4096, 2, 16): Tile(True, 16, 64, 64, 4, 7),  # 24.57, 25.51, 25.44
-    (11008, 4096, 2, 64): Tile(True, 64, 128, 128, 8, 4),  # 25.85, 27.02, 26.21
-    (1024, 8192, 2, 16): Tile(True, 16, 64, 128, 4, 8),  # 15.21, 16.84, 10.05
-    (1024, 8192, 2, 64): Tile(False, 64, 16, 128, 4, 8),  # 15.59, 20.76, 10.51
-    (1024, 8192, 2, 128): Tile(False, 64, 16, 128, 4, 8),  # 15.47, 20.48, 10.97
-    (128256, 4096, 2, 16): Tile(True, 16, 128, 128, 8, 3),  # 241.45, 244.84, 253.59
-    (128256, 4096, 2, 32): Tile(True, 32, 64, 128, 4, 3),  # 248.09, 250.68, 267.80
-    (128256, 4096, 2, 64): Tile(True, 64, 128, 128, 8, 2),  # 258.30, 261.68, 284.68
-    (1536, 576, 2, 16): Tile(True, 16, 64, 64, 4, 7),  # 3.65, 3.93, 3.94
-    (1536, 576, 2, 32): Tile(True, 32, 64, 64, 4, 6),  # 3.82, 4.36, 3.83
-}
-
-
 @cache
 def tile_for(m: int, n: int, k: int, itemsize: int, processors: int) -> Tile:
     """The tile for a product of M rows with a weight (N, K) of elements of *itemsize* bytes.
 
-    With few rows the time is that of reading the weight: tiles so narrow that each multiprocessor
-    has one, and many loads under way. With many rows it is that of the tensor cores.
+    With few rows the time is that of reading the weight: narrow tiles, and many loads under way.
+    With many rows it is that of the tensor cores.
 
     Examples
     --------
@@ -160,23 +138,12 @@ def tile_for(m: int, n: int, k: int, itemsize: int, processors: int) -> Tile:
     """
     if itemsize == 4:  # the registers of fused multiply-adds are few
         return Tile(m <= 32, 16 if m <= 32 else 64, 64, 32, 4, 2)
-    rows = max(16, power_of_2(m))
-    if tile := TILES.get((n, k, itemsize, rows)):
-        return tile
     if m <= 64:
-        if 1536 <= n <= 64 * processors:
-            # Loads under way count for more than multiprocessors without work: as for all such
-            # weights of the table.
-            depth = 64 if k % 128 else 128
-            stage = (rows + 64) * depth * itemsize
-            return Tile(True, rows, 64, depth, 4, min(8, 200 * 1024 // stage))
-        enough = [c for c in (128, 64, 32) if ceil_div(n, c) >= 0.9 * processors]
-        columns = enough[0] if enough else 16
-        depth = (256 if columns <= 32 else 128) // (2 if rows > 32 else 1)
-        # Two programs of 100 KiB on a multiprocessor, or one where there is no more than one.
-        room = (150 if columns <= 32 and ceil_div(n, columns) <= processors else 100) * 1024
-        stages = max(2, min(8, room // ((rows + columns) * depth * itemsize)))
-        return Tile(True, rows, columns, depth, 4, stages)
+        # Loads under way count for more than multiprocessors without work.
+        rows, columns = max(16, power_of_2(m)), 64 if n >= 1024 else 16
+        depth = 64 if k % 128 else 128
+        stage = (rows + columns) * depth * itemsize
+        return Tile(True, rows, columns, depth, 4, min(8, 200 * 1024 // stage))
     for rows, columns, warps, stages in ((128, 256, 8, 3), (128, 128, 8, 4), (64, 128, 4, 4)):
         if ceil_div(m, rows) * ceil_div(n, columns) >= processors:
             return Tile(False, rows, columns, 64, warps, stages)
@@ -251,14 +218,6 @@ def matmul(
     >>> torch.equal(matmul(x, weight)[70:71], matmul(x[70:71], weight))
     True
     """
-    _check(x, weight, bias)
-    asked = x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
-    if torch.compiler.is_compiling() or (asked and torch.is_grad_enabled()):
-        return differentiable(x, weight, bias)
-    return _product(x, weight, bias, tile)
-
-
-def _check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
     check_operands(x=x, weight=weight, bias=bias)
     if x.dim() < 1 or weight.dim() != 2 or x.shape[-1] != weight.shape[1]:
         raise ShapeError(
@@ -268,6 +227,10 @@ def _check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
         )
     if bias is not None and tuple(bias.shape) != (weight.shape[0],):
         raise ShapeError("bias", got=tuple(bias.shape), expected=f"({weight.shape[0]},)")
+    asked = x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+    if torch.compiler.is_compiling() or (asked and torch.is_grad_enabled()):
+        return differentiable(x, weight, bias)
+    return _product(x, weight, bias, tile)
 
 
 def check_operands(bias: Any = None, **tensors: Any) -> None:
@@ -340,7 +303,7 @@ def batched(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
     Raises
     ------
-    ShapeError, DtypeError, ArgumentError
+    DtypeError, ArgumentError, UnsupportedError
         As in :func:`roundoff.kernels.matmul`.
 
     Examples
@@ -351,12 +314,6 @@ def batched(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     torch.Size([2, 3, 5])
     """
     check_operands(x=x, weight=weight)
-    if x.dim() != 3 or weight.dim() != 3 or x.shape[::2] != weight.shape[::2]:
-        raise ShapeError(
-            "x and weight do not meet",
-            got=f"{tuple(x.shape)} and {tuple(weight.shape)}",
-            expected="(batch, M, K) and (batch, N, K)",
-        )
     (batch, m, k), n = x.shape, weight.shape[1]
     if not batch * m * n or not k:
         return x.new_zeros(batch, m, n)
@@ -378,7 +335,7 @@ def _by_kernel(
     (batch, m, k), n = x.shape, weight.shape[1]
     y = x.new_empty(batch, m, n)
     index = x.get_device()
-    tile = tile or tile_for(_upward(m), n, k, x.element_size(), multiprocessors(index))
+    tile = tile or tile_for(m, n, k, x.element_size(), multiprocessors(index))
     depth = _CHAIN if x.dtype == torch.float32 else tile.depth
     constants = (
         tile.swap,
@@ -397,11 +354,6 @@ def _by_kernel(
     kind = (index, tile, x.dtype)
     run_fitting(kind, tile.stages, kernels.product, grid, *args, num_warps=tile.warps)
     return y
-
-
-def _upward(m: int) -> int:
-    """The number of rows that a tile is chosen for: one choice for numbers close together."""
-    return power_of_2(m) if m <= 64 else -(-m // 64) * 64
 
 
 # A CPU. ---------------------------------------------------------------------------------------

@@ -177,9 +177,8 @@ class Invariant:
         self._entered().pop().close()
 
     def _entered(self) -> list[contextlib.ExitStack]:
-        if not hasattr(self._local, "stacks"):
-            self._local.stacks = []
-        return self._local.stacks
+        stacks: list[contextlib.ExitStack] = vars(self._local).setdefault("stacks", [])
+        return stacks
 
 
 class _Functions(TorchFunctionMode):

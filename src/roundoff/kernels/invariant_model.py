@@ -7,13 +7,13 @@ import pickle
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional
 
 from . import invariant_kernels as kernels
-from ._runtime import power_of_2, run
+from ._runtime import power_of_2, rows_of, run
 from .invariant_cublas import plainly, route
 from .invariant_matmul import (
     _one,
@@ -25,15 +25,13 @@ from .invariant_matmul import (
 )
 from .invariant_operators import TRANSFORMERS, _pieces, _reduced, register
 
-__all__ = ["Places", "put_in_place"]
-
 #: Modules that no kernel here replaces, whose rows may depend on each other.
 _LACKING = (
     torch.nn.modules.conv._ConvNd, torch.nn.RNNBase, torch.nn.RNNCellBase, torch.nn.EmbeddingBag,
     torch.nn.Bilinear, torch.nn.modules.batchnorm._BatchNorm,
 )  # fmt: skip
 #: Modules of torch that compute each row alone, or nothing.
-_PLAIN = ("container", "dropout", "flatten", "padding", "activation")
+_PLAIN = ("container", "dropout", "flatten", "padding", "activation", "linear", "sparse")
 #: Modules among these that do not: softmax, whose order of additions depends on the layout.
 _COMPOSED = (
     torch.nn.MultiheadAttention, torch.nn.Softmax, torch.nn.LogSoftmax, torch.nn.Softmax2d,
@@ -51,7 +49,7 @@ _FUNCTIONS = frozenset(
 )  # fmt: skip
 
 
-class Places:
+class Places(NamedTuple):
     """What :func:`put_in_place` did: names of modules, by what computes them now.
 
     Attributes
@@ -65,10 +63,9 @@ class Places:
         Modules whose rows may depend on each other.
     """
 
-    def __init__(self) -> None:
-        self.replaced: dict[str, str] = {}
-        self.within: list[str] = []
-        self.lacking: list[str] = []
+    replaced: dict[str, str]
+    within: list[str]
+    lacking: list[str]
 
 
 def put_in_place(model: torch.nn.Module, context: AbstractContextManager[Any]) -> Places:
@@ -88,7 +85,7 @@ def put_in_place(model: torch.nn.Module, context: AbstractContextManager[Any]) -
     Places
         Where it names modules that lack the property, nothing was replaced.
     """
-    places = Places()
+    places = Places({}, [], [])
     chosen: list[tuple[torch.nn.Module, Any]] = []
     for name, module in model.named_modules():
         if isinstance(module, _LACKING):
@@ -153,16 +150,15 @@ def _computes(module: torch.nn.Module) -> bool:
     if isinstance(module, _COMPOSED):
         return True
     cls = type(module)
-    if isinstance(module, torch.nn.Identity) or cls is torch.nn.Embedding:
-        return False
     if cls.__module__.startswith("torch.nn.modules"):
         return cls.__module__.rpartition(".")[2] not in _PLAIN
-    own = [p for p in module.parameters(recurse=False) if p.is_floating_point()]
+    # Of an embedding a row of its table is no computation.
+    own = any(p.is_floating_point() for p in module.parameters(recurse=False))
+    if own and not isinstance(module, torch.nn.Embedding):
+        return True
     code = getattr(cls.forward, "__wrapped__", cls.forward)
     names = getattr(getattr(code, "__code__", None), "co_names", ())
-    if isinstance(module, torch.nn.Embedding):
-        own = []  # a row of its table
-    return bool(own) or not _FUNCTIONS.isdisjoint(names)
+    return not _FUNCTIONS.isdisjoint(names)
 
 
 # Products. ----------------------------------------------------------------------------------------
@@ -193,7 +189,7 @@ def product(
     library = int(torch._C._get_blas_preferred_backend())  # type: ignore[call-overload]
     alignment, place = x.data_ptr() & 255, weight.data_ptr()
     key = x.shape, dtype, alignment, place, _REDUCED[dtype](), library
-    ways: dict[Any, Any] = owner.__dict__.setdefault("_roundoff_ways", {})
+    ways: dict[Any, Callable[..., torch.Tensor]] = owner.__dict__.setdefault("_roundoff_ways", {})
     way = ways.get(key)
     if way is None:
         way = matmul
@@ -202,8 +198,7 @@ def product(
             if route(rows, weight, bias, _one) is plainly:
                 way = functional.linear
             ways[key] = way
-    made: torch.Tensor = way(x, weight, bias)
-    return made
+    return way(x, weight, bias)
 
 
 #: Types of 16 bits, and whether torch may round their partial sums.
@@ -249,13 +244,19 @@ def _rms_formula(x: torch.Tensor, weight: torch.Tensor, eps: float, kind: str) -
 def _rms_rows(x: torch.Tensor, weight: torch.Tensor, eps: float, kind: str) -> torch.Tensor:
     """The formula by one kernel, a program a row."""
     n = x.shape[-1]
-    rows = x.reshape(-1, n)
-    rows = rows if rows.stride(1) == 1 else rows.contiguous()
+    rows, stride = rows_of(x, n)
     made = torch.empty_like(x, memory_format=torch.contiguous_format)
-    if made.numel():
-        flags = (kind == "rounded first", kind == "of one")
-        sizes = (n, rows.stride(0), float(n), eps, *flags, min(2048, power_of_2(n)))
-        run(kernels.rms_rows, (len(rows), 1), rows, weight.contiguous(), made, *sizes, num_warps=4)
+    flags = (kind == "rounded first", kind == "of one")
+    sizes = (n, stride, float(n), eps, *flags, min(2048, power_of_2(n)))
+    run(
+        kernels.rms_rows,
+        (x.numel() // n, 1),
+        rows,
+        weight.contiguous(),
+        made,
+        *sizes,
+        num_warps=4,
+    )
     return made
 
 

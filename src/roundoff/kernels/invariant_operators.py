@@ -11,21 +11,9 @@ import torch
 
 from ..errors import ArgumentError, UnsupportedError
 from . import invariant_kernels as kernels
-from ._runtime import power_of_2, run
+from ._runtime import power_of_2, rows_of, run
 from .invariant_attention import attention
 from .invariant_matmul import _TYPES, batched, matmul, own_work
-
-__all__ = [
-    "HANDLERS",
-    "MAY_LACK",
-    "TRANSFORMERS",
-    "Handler",
-    "by_transformers",
-    "concerns",
-    "lacks",
-    "register",
-    "sdpa",
-]
 
 #: The name of our attention in transformers' registry.
 TRANSFORMERS = "roundoff"
@@ -149,6 +137,8 @@ def _addmm(func: Any, c: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) 
 
 
 def _bmm(func: Any, a: Any, b: Any) -> Any:
+    if a.shape[::2] != b.shape[:2]:
+        return None  # torch refuses it
     return batched(a, b.mT) if _plain(func, a, b) else NotImplemented
 
 
@@ -227,11 +217,10 @@ def _is_added(x: torch.Tensor, dtype: torch.dtype | None) -> bool:
 def _sums(x: torch.Tensor, divisor: float = 1.0, into: torch.dtype = torch.float32) -> torch.Tensor:
     """Sums of rows (…, n) over a divisor, by the kernel."""
     n = x.shape[-1]
-    rows = x.reshape(-1, n)
-    rows = rows if rows.stride(1) == 1 else rows.contiguous()
-    made = rows.new_empty(len(rows), dtype=into)
-    sizes = (n, rows.stride(0), divisor, min(1024, power_of_2(n)))
-    run(kernels.sum_rows, (len(rows), 1), rows, made, *sizes, num_warps=4)
+    rows, stride = rows_of(x, n)
+    made = x.new_empty(x.numel() // n, dtype=into)
+    sizes = (n, stride, divisor, min(1024, power_of_2(n)))
+    run(kernels.sum_rows, (len(made), 1), rows, made, *sizes, num_warps=4)
     return made
 
 
@@ -282,7 +271,7 @@ def _pieces(func: Any, *args: Any, **kwargs: Any) -> Any:
         return None
     more = -count % _UNIT
     flat = [t.expand(shape).reshape(-1) for t in tensors]
-    flat = [torch.cat([t, t.new_ones(more)]) if more else t.contiguous() for t in flat]
+    flat = [torch.nn.functional.pad(t, (0, more), value=1.0) for t in flat]
     made = []
     for pieces in zip(*(t.split(_PIECE) for t in flat), strict=True):
         of = iter(pieces)

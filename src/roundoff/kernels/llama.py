@@ -9,12 +9,9 @@ same elements two or three times. Computed in float32, and rounded once. The exp
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 
-from ._runtime import kernel, run, sum_along
-
-__all__ = ["add_rms_norm", "rotary_qkv", "silu_mul"]
+from ._runtime import ceil_div, kernel, power_of_2, run, sum_along
 
 
 @kernel
@@ -55,10 +52,8 @@ def silu_mul(packed: torch.Tensor) -> torch.Tensor:
     """
     n = packed.shape[-1] // 2
     out = torch.empty(*packed.shape[:-1], n, dtype=packed.dtype, device=packed.device)
-    block = min(triton.next_power_of_2(n), 1024)
-    grid = (out.numel() // max(n, 1), triton.cdiv(n, block))
-    if out.numel():
-        run(_silu_mul, grid, packed, out, n, block)
+    block = min(power_of_2(n), 1024)
+    run(_silu_mul, (out.numel() // n, ceil_div(n, block)), packed, out, n, block)
     return out
 
 
@@ -139,12 +134,11 @@ def rotary_qkv(
     q = packed.new_empty(batch, length, heads * head)
     k = packed.new_empty(batch, groups, length, head)
     v = packed.new_empty(batch, groups, length, head)
-    block = min(triton.next_power_of_2(heads + 2 * groups), 16)
-    grid = (batch * length, triton.cdiv(heads + 2 * groups, block))
-    if packed.numel():
-        half = triton.next_power_of_2(head // 2)
-        sizes = (length, heads, groups, head // 2)
-        run(_rotary_qkv, grid, packed, cos, sin, q, k, v, *sizes, block, half)
+    block = min(power_of_2(heads + 2 * groups), 16)
+    grid = (batch * length, ceil_div(heads + 2 * groups, block))
+    half = power_of_2(head // 2)
+    sizes = (length, heads, groups, head // 2)
+    run(_rotary_qkv, grid, packed, cos, sin, q, k, v, *sizes, block, half)
     return q, k, v
 
 
@@ -203,9 +197,8 @@ def add_rms_norm(
     n = x.shape[-1]
     out = torch.empty_like(x)
     summed = torch.empty_like(x) if keep else out
-    if x.numel():
-        block = triton.next_power_of_2(n)
-        warps = min(max(block // 512, 1), 16)
-        args = (x, residual, weight, summed, out, n, epsilon, block, keep)
-        run(_add_rms_norm, (x.numel() // n, 1), *args, num_warps=warps)
+    block = power_of_2(n)
+    warps = min(max(block // 512, 1), 16)
+    args = (x, residual, weight, summed, out, n, epsilon, block, keep)
+    run(_add_rms_norm, (x.numel() // n, 1), *args, num_warps=warps)
     return out, summed

@@ -210,35 +210,3 @@ def test_attention_near_misses() -> None:
 
 def test_on_cuda_float32_is_multi_head_attention() -> None:
     assert attention(bias=CAUSAL, processor="CUDA") == ["MultiHeadAttention"]
-
-
-def dead_rows(seen: str, count: str = "Equal(keys, zero)") -> tuple[list[str], str]:
-    mask = f"""m = Add(c, bias) {seen} number = Cast<to = 1>(seen)
-      keys = ReduceSum<keepdims = 1>(number, last)
-      dead = {count} soft = Softmax<axis = -1>(m)"""
-    text = ATTENTION.format(mask=mask, more=", bool[2, 1, 6, 6] keep", returned="")
-    text = text.replace("z = Softmax<axis = -1>(m)", "z = Where(dead, zero, soft)")
-    text = text.replace("p = MatMul", "bias = Where(keep, zero, low) p = MatMul")
-    made = model(
-        text,
-        **SHAPES,
-        zero=np.float32(0),
-        two=np.float32(2),
-        low=np.float32(-np.inf),
-        last=np.array([-1]),
-    )
-    left, report = rewritten(made)
-    return left, " ".join(report.refused.values())
-
-
-@pytest.mark.parametrize("seen", ["seen = Identity(keep)", "no = Equal(bias, low) seen = Not(no)"])
-def test_rows_that_see_no_key_are_zeroed_after(seen: str) -> None:
-    left, refused = dead_rows(seen)
-    assert "MultiHeadAttention" in left, refused
-    assert left.count("Where") == 2
-
-
-def test_rows_are_zeroed_for_any_reason() -> None:
-    left, refused = dead_rows("seen = Identity(keep)", "Greater(keys, two)")
-    assert "MultiHeadAttention" in left, refused
-    assert left.count("Where") == 2

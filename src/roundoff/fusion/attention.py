@@ -74,7 +74,7 @@ class Attention(Rule):
         shape, keys = g.shape(parts.q), g.shape(parts.k)
         if shape is None or keys is None or len(shape) != 4 or keys != g.shape(parts.v):
             raise Refusal(f"queries {shape}, keys {keys}, values {g.shape(parts.v)}")
-        if (*shape[:2], shape[3]) != (*keys[:2], keys[3]) or not static(shape[1], shape[3]):
+        if shape != (*keys[:2], shape[2], keys[3]) or not static(shape[1], shape[3]):
             raise Refusal(f"queries {shape}, keys {keys}")
         dtype = parts.q.dtype
         check_type(g, dtype)
@@ -358,11 +358,10 @@ def _narrow(g: Editor, x: ir.Value) -> ir.Value | None:
     if wide is None or thin is None:
         return None
     small, five = g.shape(thin.inputs[0]), g.shape(wide.outputs[0])
-    if small is None or five is None or len(small) != 4:
+    if small is None or five is None or len(small) != 4 or len(five) != 5:
         return None
-    batch, groups, length, head = small
-    grouped = g.shape(thin.outputs[0]) == (batch, groups, 1, length, head)
-    repeated = len(five) == 5 and (*five[:2], *five[3:]) == small
+    repeated = (*five[:2], *five[3:]) == small
+    grouped = g.shape(thin.outputs[0]) == (*small[:2], 1, *small[2:])
     return thin.inputs[0] if grouped and repeated else None
 
 

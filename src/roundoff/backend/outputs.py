@@ -23,9 +23,9 @@ class Outputs:
     """Change a graph to return contiguous tensors of memory of their own, and undo it after.
 
     An output that is a permutation of a contiguous one is returned as that one, and seen through
-    its own strides after, which copies nothing. Outputs that share memory in torch are computed once, as the tensor
-    that contains all of them, and cut from it. An output with gaps in its memory comes without
-    them. What is no tensor is kept aside.
+    its own strides after, which copies nothing. Outputs that share memory in torch are computed
+    once, as the tensor that contains all of them, and cut from it. An output with gaps in its
+    memory comes without them. What is no tensor is kept aside.
 
     Parameters
     ----------

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
@@ -63,7 +62,7 @@ class Slot:
 def signature(model: onnx.ModelProto) -> tuple[bytes, list[str]]:
     """What decides a model's computation whatever its values are called, and those names.
 
-    Two models with the same digest compute the same of values with other names, which correspond in
+    Two models of which the first result is the same compute the same of values with other names, which correspond in
     their order. No node has a graph of its own.
     """
     names: dict[str, str] = {}
@@ -83,7 +82,7 @@ def signature(model: onnx.ModelProto) -> tuple[bytes, list[str]]:
         for value in values:
             value.name = number(value.name)
         values.sort(key=lambda value: int(value.name))
-    return hashlib.sha256(plain.SerializeToString(deterministic=True)).digest(), list(names)
+    return plain.SerializeToString(deterministic=True), list(names)
 
 
 def unread_after(steps: Sequence[Step], returned: Container[int]) -> list[list[int]]:

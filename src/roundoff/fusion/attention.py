@@ -368,6 +368,7 @@ def _narrow(g: Editor, x: ir.Value) -> ir.Value | None:
 class RotaryAttention(Rule):
     """Pattern: GroupQueryAttention of rotated queries and keys. Becomes its ``do_rotary``.
 
+    Then, of the three parts of one Split, that of the whole.
     Conditions: both rotated with the same tables, from position zero on; the rotated keys are
     returned by the operator alone; the head size is a multiple of 16.
     """
@@ -376,8 +377,14 @@ class RotaryAttention(Rule):
     tier = "onnxruntime"
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
+        whole = g.node(node.inputs[0], "Split")
+        if g.attribute(node, "do_rotary", 0):
+            if whole is None or list(whole.outputs) != list(node.inputs[:3]):
+                return False
+            _again(g, node, [whole.inputs[0], None, None, *node.inputs[3:]])
+            return True
         turned = [g.node(i, "RotaryEmbedding") for i in node.inputs[:2]]
-        if g.attribute(node, "do_rotary", 0) or turned[0] is None or turned[1] is None:
+        if turned[0] is None or turned[1] is None:
             return False
         if not all(is_plain(n) for n in (node, turned[0], turned[1])):
             return False
@@ -394,22 +401,6 @@ class RotaryAttention(Rule):
         inputs[:2] = [t.inputs[0] for t in turned if t]
         inputs[7:] = turned[0].inputs[2:4]
         _again(g, node, inputs, do_rotary=1)
-        return True
-
-
-class PackedAttention(Rule):
-    """Pattern: GroupQueryAttention of the three parts of one Split. Becomes that of the whole."""
-
-    ops = ("GroupQueryAttention",)
-    tier = "onnxruntime"
-
-    def rewrite(self, g: Editor, node: ir.Node) -> bool:
-        whole = g.node(node.inputs[0], "Split")
-        if whole is None or not g.attribute(node, "do_rotary", 0):
-            return False
-        if list(whole.outputs) != list(node.inputs[:3]):
-            return False
-        _again(g, node, [whole.inputs[0], None, None, *node.inputs[3:]])
         return True
 
 

@@ -12,7 +12,6 @@ import onnx_ir as ir
 
 from .attention import (
     Attention,
-    PackedAttention,
     RotaryAttention,
     check_type,
     same_shape,
@@ -389,5 +388,4 @@ ONNXRUNTIME: tuple[Rule, ...] = (
     TransposedProduct(),
     PackedProducts(),
     RotaryAttention(),
-    PackedAttention(),
 )

@@ -62,8 +62,8 @@ class Slot:
 def signature(model: onnx.ModelProto) -> tuple[bytes, list[str]]:
     """What decides a model's computation whatever its values are called, and those names.
 
-    Two models of which the first result is the same compute the same of values with other names, which correspond in
-    their order. No node has a graph of its own.
+    Two models of which the first result is the same compute the same of values with other names,
+    which correspond in their order. No node has a graph of its own.
     """
     names: dict[str, str] = {}
 

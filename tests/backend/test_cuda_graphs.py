@@ -162,10 +162,10 @@ def test_a_recording_that_fails_is_a_run_and_the_last_try() -> None:
         tries.append(None)
         raise UnsupportedError("a run that cannot be recorded", got="none left")
 
-    program.capture = capture  # type: ignore[method-assign]
+    program.capture, weight = capture, torch.full((), 3.0)  # type: ignore[method-assign]
     graphs = CudaGraphProgram(program, [True, False])  # type: ignore[arg-type]
     with pytest.warns(UserWarning, match="none left"):
-        made = [graphs.run([torch.ones(2), torch.full((), 3.0)], {"n": 2}) for _ in range(4)]
+        made = [graphs.run([torch.ones(2), weight], {"n": 2}) for _ in range(4)]
     assert [y.tolist() for (y,) in made] == [[3, 3]] * 4
     assert len(tries) == 1
 

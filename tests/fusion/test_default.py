@@ -89,19 +89,6 @@ def test_an_output_that_is_an_input_keeps_its_copy() -> None:
     assert ops(text) == ["Identity", "Identity"]
 
 
-def test_reshaped_transpose() -> None:
-    text = """g (float[2, 4, 5, 3] x) => (float[2, 4, 3, 5] y)
-    { a = Reshape(x, s) b = Transpose<perm = [0, 2, 1]>(a) y = Reshape(b, t) }"""
-    hit = {"s": np.array([8, 5, 3], I64), "t": np.array([2, 4, 3, 5], I64)}
-    assert ops(text, **hit) == ["Transpose"]
-    miss = text.replace("float[2, 4, 3, 5] y", "float[4, 2, 3, 5] y")
-    assert ops(miss, s=hit["s"], t=np.array([4, 2, 3, 5], I64)) == [
-        "Reshape",
-        "Transpose",
-        "Reshape",
-    ]
-
-
 def test_repeated_work_is_done_once() -> None:
     text = """g (float[2] x) => (float[2] y) { a = Sqrt(x) b = Sqrt(x) y = Add(a, b) }"""
     assert ops(text) == ["Sqrt", "Add"]

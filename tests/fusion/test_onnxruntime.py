@@ -208,5 +208,23 @@ def test_attention_near_misses() -> None:
     assert "MultiHeadAttention" not in left
 
 
+@pytest.mark.parametrize(
+    "turned",
+    [
+        "kt = Transpose<perm = [0, 1, 3, 2]>(k4)",
+        "kt = Transpose<perm = [1, 0, 3, 2]>(k4)",  # batch and heads, of one size
+        "k5 = Reshape(k4, merged) k6 = Transpose<perm = [0, 2, 1]>(k5) kt = Reshape(k6, apart)",
+        "k5 = Reshape(k4, mixed) k6 = Transpose<perm = [0, 2, 1]>(k5) kt = Reshape(k6, apart)",
+    ],
+)
+def test_keys_are_turned_in_one_way_or_another(turned: str) -> None:
+    text = ATTENTION.format(mask="m = Identity(c)", more="", returned="")
+    keys = "k2 = Transpose<perm = [0, 2, 1, 3]>(k3) k4 = Neg(k2) "
+    text = text.replace("kt = Transpose<perm = [0, 2, 3, 1]>(k3)", keys + turned)
+    shapes = {"merged": [4, 6, 8], "mixed": [4, 8, 6], "apart": [2, 2, 8, 6]}
+    made = model(text, **SHAPES, **{k: np.array(v) for k, v in shapes.items() if k in text})
+    assert rewritten(made)[0][-1] == "MultiHeadAttention"
+
+
 def test_on_cuda_float32_is_multi_head_attention() -> None:
     assert attention(bias=CAUSAL, processor="CUDA") == ["MultiHeadAttention"]

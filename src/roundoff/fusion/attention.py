@@ -6,6 +6,7 @@ https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md defi
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -237,12 +238,33 @@ def find(g: Editor, node: ir.Node) -> Parts | None:
         return None
     if rank != 4:
         raise Refusal(f"scores of {rank} axes")
-    back = g.node(turned, "Transpose")
-    if back is not None and list(g.attribute(back, "perm") or ()) == BY_KEY:
-        k = back.inputs[0] or turned
-    else:
+    k = _by_key(g, turned)
+    if k is None:
         k = g.transpose(turned, BY_KEY, node)
     return Parts(q, k, v, scale, mask, dead)
+
+
+def _by_key(g: Editor, turned: ir.Value) -> ir.Value | None:
+    """What a Transpose of the last two axes makes *turned* of.
+
+    torch's exporter has three axes meanwhile: (b, h, s, d) -> (b h, s, d) -> (b h, d, s) ->
+    (b, h, d, s).
+    """
+    nodes = g.path(turned, "Transpose") or g.path(turned, "Reshape", "Transpose", "Reshape")
+    if not nodes:
+        return None
+    (*_, first), middle = nodes, nodes[len(nodes) // 2]
+    k, within = g.shape(first.inputs[0]), g.shape(middle.inputs[0])
+    if k is None or within is None or g.shape(turned) != (*k[:2], k[3], k[2]):
+        return None
+    return first.inputs[0] if swaps_last(g, middle) and within[-2:] == k[2:] else None
+
+
+def swaps_last(g: Editor, node: ir.Node) -> bool:
+    """Whether a Transpose swaps the last two axes alone."""
+    perm = list(g.attribute(node, "perm") or ())
+    rank = len(perm)
+    return perm == [*range(rank - 2), rank - 1, rank - 2]
 
 
 def _scores(g: Editor, value: ir.Value | None) -> tuple[ir.Value, ir.Value, float] | None:
@@ -291,16 +313,11 @@ def classify(
 def _is_lower(g: Editor, mask: ir.Value, length: Dim) -> bool:
     """Whether *mask* is ``Where(Trilu(ones), 0, -inf)``, of any length: causal."""
     nodes = g.path(mask, "Where", "Trilu", "Expand")
-    if not nodes or mask.dtype is None or (g.shape(mask) or ())[-2:] != (length, length):
+    if not nodes or (g.shape(mask) or ())[-2:] != (length, length):
         return False
     chosen, lower, spread = nodes
-    ones, outside = g.constant(spread.inputs[0]), g.scalar(chosen.inputs[2])
-    if ones is None or outside is None or g.scalar(chosen.inputs[1]) != 0:
-        return False
-    if g.attribute(lower, "upper", 1) or (len(lower.inputs) > 1 and g.scalar(lower.inputs[1]) != 0):
-        return False
-    lowest = float(dtype_info(mask.dtype.numpy()).max) * -0.5
-    return bool(ones.all()) and outside <= lowest
+    numbers = [g.scalar(v) for v in (*spread.inputs[:1], *lower.inputs[1:], *chosen.inputs[1:])]
+    return numbers == [1, 0, 0, -math.inf] and not g.attribute(lower, "upper", 1)
 
 
 def is_causal(mask: np.ndarray, length: int) -> bool:

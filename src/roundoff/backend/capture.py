@@ -15,13 +15,6 @@ from torch.utils._python_dispatch import (
     _disable_current_modes,
 )
 
-__all__ = [
-    "as_constants",
-    "fixed_numbers",
-    "keep_composites",
-    "outside",
-]
-
 # Functionalisation takes a product with a weight apart into views and a two-axis product, and
 # attention into whatever kernel torch would have picked. As operators of our own they pass
 # through it whole, and rules find them by name afterwards.

@@ -23,8 +23,6 @@ from .program import split_precomputed
 from .runner import Runner
 from .sizes import dims
 
-__all__ = ["CompileSettings", "Compiled"]
-
 
 @dataclasses.dataclass(frozen=True)
 class CompileSettings:

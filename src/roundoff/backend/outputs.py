@@ -14,8 +14,6 @@ from roundoff.errors import UnsupportedError
 
 from .sizes import dim, dims, evaluate, hint
 
-__all__ = ["Outputs", "axes_by_stride", "contiguous"]
-
 Restore = Callable[[list[torch.Tensor], Mapping[str, int]], Any]
 
 

@@ -24,10 +24,6 @@ from roundoff.timing.harness import no_collection
 from .sizes import known
 from .steps import Kernel, KernelStep, Partition, Slot, Step, constant, signature, unread_after
 
-__all__ = [
-    *("CudaGraphProgram", "Program", "addresses", "partitions", "picked", "split_precomputed"),
-]
-
 _NO_SIZES: Mapping[str, int] = {}
 
 

@@ -18,8 +18,6 @@ from roundoff.ort.binding import CUDA
 from .converter import Converted
 from .program import CudaGraphProgram, Program, addresses, picked
 
-__all__ = ["Runner", "Unwritten", "chosen_providers", "reset"]
-
 _epoch = 0
 
 #: Rows of queries, and sequences, up to which attention in a CUDA graph is left to plain products;

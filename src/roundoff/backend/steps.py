@@ -21,11 +21,6 @@ from roundoff.ort.binding import translated
 
 from .sizes import evaluate
 
-__all__ = [
-    *("Kernel", "KernelStep", "Partition", "Slot", "Step", "constant", "signature"),
-    "unread_after",
-]
-
 #: What runs a node of domain "roundoff": (input tensors, attributes) -> output tensors.
 Kernel = Callable[[Sequence[Any], dict[str, Any]], Sequence[torch.Tensor]]
 #: Symbolic sizes -> a new tensor.

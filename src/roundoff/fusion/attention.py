@@ -15,8 +15,8 @@ import onnx_ir as ir
 
 from roundoff.dtypes import dtype_info
 
-from .editor import MICROSOFT, Dim, Editor, both_orders, size_product, static
-from .rule import Refusal, Rule
+from .editor import MICROSOFT, Dim, Editor, Refusal, both_orders, size_product, static
+from .rule import Rule
 
 BY_KEY = [0, 1, 3, 2]  # (batch, heads, key, head) <-> (batch, heads, head, key)
 BY_TOKEN = (0, 2, 1, 3)  # (batch, heads, sequence, head) <-> (batch, sequence, heads, head)

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from .editor import Dim, Editor, both_orders, reshape_target
-from .rule import Refusal, Rule
+from .editor import Dim, Editor, Refusal, both_orders, reshape_target
+from .rule import Rule
 
 #: Operators that give the same elements, in the same order, another shape.
 RELABEL = ("Reshape", "Unsqueeze", "Squeeze", "Flatten")

@@ -17,8 +17,8 @@ from .attention import (
     same_shape,
     swaps_last,
 )
-from .editor import MICROSOFT, Editor, both_orders, size_product, static
-from .rule import Refusal, Rule
+from .editor import MICROSOFT, Editor, Refusal, both_orders, size_product, static
+from .rule import Rule
 
 #: Attributes of FusedMatMul of a transposed second operand.
 TRANSPOSED: dict[str, Any] = {"transA": 0, "transB": 1, "alpha": 1.0}

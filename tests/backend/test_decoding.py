@@ -88,9 +88,7 @@ UNFUSED = [("CUDAExecutionProvider", {"sdpa_kernel": "16"})]
         (UNFUSED, {"rows": "16", "batch": "32"}),
         (None, {"rows": "17"}),  # a prefill
         (None, {"batch": "33"}),
-        (None, {"rows": "n"}),
         (None, {"kind": "float"}),
-        (None, {"op": "GroupQueryAttention"}),
         (None, {"more": "17"}),  # of which one attention has too many
         (None, {"op": "Other"}),  # no attention
     ],

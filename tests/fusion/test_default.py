@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
-import onnx
 import onnx_ir as ir
 import pytest
 from fusion_models import model, rewritten
@@ -66,22 +67,14 @@ def test_a_sum_that_is_not_its_operand_stays(kind: str, node: str, zero: int) ->
     assert ops(text, zero=array) == [node[:3], "Cast"]
 
 
-@pytest.mark.parametrize(
-    "node",
-    ["Mul(x, two)", "Div(one, x)", "Expand(x, s)", "Mul(x, ones)"],
-)
+@pytest.mark.parametrize("node", ["Mul(x, two)", "Div(one, x)", "Expand(x, s)", "Mul(x, ones)"])
 def test_near_no_ops_stay(node: str) -> None:
-    text = f"g (float[1, 3] x) => (y) {{ h = {node} y = Neg(h) }}"
-    constants = {
-        "s": np.array([2, 3], I64),
-        "one": np.float32(1),
-        "two": np.float32(2),
-        "ones": np.ones((2, 1), np.float32),
-    }
-    used = {k: v for k, v in constants.items() if f"{k})" in node or f"({k}," in node}
-    made = onnx.shape_inference.infer_shapes(model(text.replace("(y)", "(float[a, b] y)"), **used))
-    left = [n.op_type for n in fuse(made, "default")[0].graph.node]
-    assert left == [node.split("(")[0].split("<")[0], "Neg"]
+    rows = 2 if "s)" in node else 1
+    text = f"g (float[1, 3] x) => (float[{rows}, 3] y) {{ h = {node} y = Neg(h) }}"
+    constants = {"one": np.float32(1), "two": np.float32(2), "s": np.array([2, 3], I64)}
+    constants["ones"] = np.ones((2, 1), np.float32)
+    used = {name: value for name, value in constants.items() if re.search(rf"\b{name}\b", node)}
+    assert ops(text, **used) == [node.split("(")[0], "Neg"]
 
 
 def test_an_output_that_is_an_input_keeps_its_copy() -> None:

@@ -24,11 +24,11 @@ class FoldConstants(Rule):
     where the operator makes many of few (Expand, Tile, ConstantOfShape).
     """
 
-    ops = ("Add", "Sub", "Mul", "Div", "Pow", "Neg", "Sqrt", "Reciprocal", "Cast", "Concat", "Cos",
-           "Sin", "Exp", "Gather", "GatherND", "Slice", "Unsqueeze", "Squeeze", "Reshape",
-           "Transpose", "Where", "And", "Or", "Not", "Less", "LessOrEqual", "Greater",
-           "GreaterOrEqual", "Equal", "Range", "Shape", "Expand", "Tile", "Trilu",
-           "ConstantOfShape", "CumSum", "Max", "Min", "Identity", "Sum", "ReduceProd")  # fmt: skip
+    ops = ("Add", "Sub", "Mul", "Div", "Neg", "Sqrt", "Cast", "Concat", "Gather", "GatherND",
+           "Slice", "Unsqueeze", "Squeeze", "Reshape", "Transpose", "Where", "And", "Or", "Not",
+           "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal", "Range", "Shape", "Expand",
+           "Tile", "Trilu", "ConstantOfShape", "CumSum", "Max", "Min", "Identity", "Sum",
+           "ReduceProd")  # fmt: skip
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
         if node.op_type == "Identity" and node.outputs[0].is_graph_output():

@@ -39,11 +39,6 @@ class Slot:
     dtype: torch.dtype
     onnx_type: int
 
-    @property
-    def moving(self) -> bool:
-        """Whether its sizes may differ from call to call."""
-        return not static(*self.shape)
-
     def maker(self, device: torch.device) -> Maker:
         """What allocates this value."""
 
@@ -126,7 +121,7 @@ class Partition:
         self._places = [slot.index for slot in self._slots]
         # Addresses in use, and sizes where they move.
         self._bound: list[Any] = [-1] * len(self.names)
-        self._moving = [slot.moving for slot in self._slots]
+        self._moving = [not static(*slot.shape) for slot in self._slots]
         # What stays where it is, and what does not: weights are too many to look at one by one.
         copied = session.on_processor
         self._steady = [

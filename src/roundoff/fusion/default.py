@@ -14,7 +14,6 @@ from .rule import Rule
 
 #: Operators that give the same elements, in the same order, another shape.
 RELABEL = ("Reshape", "Unsqueeze", "Squeeze", "Flatten")
-INTEGERS = (ir.DataType.INT64, ir.DataType.INT32)
 
 
 class FoldConstants(Rule):
@@ -74,7 +73,7 @@ class DropNoOps(Rule):
             orders = both_orders(node)[: 1 if node.op_type == "Div" else 2]
             neutral = 0 if node.op_type == "Add" else 1
             kept = next((x for x, other in orders if g.scalar(other) == neutral), None)
-            if neutral == 0 and out.dtype not in INTEGERS:
+            if neutral == 0 and (out.dtype is None or not out.dtype.is_integer()):
                 return False  # -0 + 0 is another number than -0
         before, shape = g.shape(kept), g.shape(out)
         if kept is None or kept.dtype != out.dtype or before is None or shape is None:

@@ -137,17 +137,6 @@ def test_a_static_input_that_the_model_lacks_is_named() -> None:
         fuse(model("g (float[2] x) => (float[2] y) { y = Neg(x) }"), static=["w"])
 
 
-def test_names_of_outputs_and_the_model_given_are_kept() -> None:
-    m = model(
-        "g (float[2] x) => (float[2] y) { h = Identity(x) y = Mul(h, one) }", one=np.float32(1)
-    )
-    before = m.SerializeToString(deterministic=True)
-    made, report = fuse(m, "default")
-    assert m.SerializeToString(deterministic=True) == before
-    assert [o.name for o in made.graph.output] == ["y"]
-    assert "exported" in str(report)
-
-
 def test_a_constant_that_the_graph_returns_is_folded_once() -> None:
     m = model(
         "g (float[2] x) => (float[2] y, float[2] k) { c = Add(a, b) k = Neg(c) y = Neg(x) }",

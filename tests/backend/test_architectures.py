@@ -89,11 +89,6 @@ MODELS: dict[str, tuple[str, dict[str, Any], Callable[[], dict[str, Any]]]] = {
     "GPT2": ("LMHeadModel", {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": WORDS}, words),
     "Bert": ("Model", ENCODER, padded),
     "ModernBert": ("Model", ENCODER | {"pad_token_id": 0, "local_attention": 8}, padded),
-    "DebertaV2": (
-        "Model",
-        ENCODER | {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]},
-        padded,
-    ),
     "T5": (
         "ForConditionalGeneration",
         {
@@ -112,18 +107,6 @@ MODELS: dict[str, tuple[str, dict[str, Any], Callable[[], dict[str, Any]]]] = {
         spoken,
     ),
     "ViT": ("ForImageClassification", VISION, image),
-    "Swin": (
-        "ForImageClassification",
-        {
-            "image_size": 32,
-            "patch_size": 2,
-            "embed_dim": 16,
-            "depths": [2, 2],
-            "num_heads": [2, 4],
-            "window_size": 4,
-        },
-        image,
-    ),
     "Mamba": (
         "ForCausalLM",
         {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": WORDS, "state_size": 8},
@@ -154,7 +137,6 @@ PARTLY = {
         "aten.floor_divide.default",
         "aten.index_put.default",
     },
-    "Swin": {"aten.roll.default", "aten.as_strided.default"},
 }
 QUICK = ("GPT2", "Bert", "ViT")
 

@@ -161,15 +161,6 @@ def test_it_does_what_eager_does(name: str, patterns: str | None) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.float16], ids=str)
-def test_types(dtype: torch.dtype) -> None:
-    def f(x: torch.Tensor, m: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.where(m, x, x.flip(0)), ~m
-
-    as_in_eager(f, lambda: ((torch.randn(4, 3) * 5).to(dtype), torch.rand(4, 3) > 0.5))
-
-
-@torch.no_grad()
 def test_several_shapes_graph_breaks_and_autocast() -> None:
     f = Gated()
 
@@ -220,11 +211,9 @@ def test_any_sizes_take_one_conversion() -> None:
 @torch.no_grad()
 def test_layers_of_a_network_of_images_are_converted() -> None:
     layers = torch.nn.Sequential(
-        torch.nn.Conv2d(4, 8, 3, padding=1, groups=4),
+        torch.nn.Conv2d(4, 8, (3, 1), stride=(2, 1), padding=1, dilation=2, groups=4),
         torch.nn.BatchNorm2d(8),
-        torch.nn.ReLU(),
         torch.nn.ConvTranspose2d(8, 6, 3, stride=2, padding=1, output_padding=1),
-        torch.nn.Conv2d(6, 6, (3, 1), stride=(2, 1), dilation=2),
     ).eval()
     layers[1].running_mean.normal_()
     layers[1].running_var.uniform_(0.5, 2)
@@ -328,26 +317,16 @@ def test_what_is_stored() -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(
-    ("asked", "how"),
-    [
-        ({"cuda_graph": 1}, "bound"),
-        ({"cuda_graph": 1}, "without dynamo"),
-        ({"options": {"check": True}}, "by torch.compile"),
-        ({"mode": "x"}, "by torch.compile"),
-    ],
-    ids=str,
-)
-def test_an_argument_that_is_none_of_the_known_is_named(asked: dict[str, Any], how: str) -> None:
+def test_an_argument_that_is_none_of_the_known_is_named() -> None:
     """The error reaches the caller of the compiled function as it is."""
-    bound = functools.partial(rb.onnx_custom_backend, **(asked if "torch" not in how else {}))
-    x = torch.ones(3)
-    run: Any = torch.compile(F.relu, backend=bound, **(asked if "torch" in how else {}))
-    if how == "without dynamo":
-        run, x = functools.partial(bound, torch.fx.symbolic_trace(lambda x: x + 1)), [x]
-    for _ in range(2):
-        with pytest.raises(ArgumentError, match=rf"^{next(iter(asked))}: got "):
-            run(x)
+    bound = functools.partial(rb.onnx_custom_backend, cuda_graph=1)  # type: ignore[arg-type]
+    for run, said in (
+        (torch.compile(F.relu, backend=bound), "cuda_graph"),
+        (torch.compile(F.relu, backend=rb.onnx_custom_backend, options={"x": True}), "options"),
+    ):
+        for _ in range(2):
+            with pytest.raises(ArgumentError, match=rf"^{said}: got "):
+                run(torch.ones(3))
 
 
 @torch.no_grad()
@@ -395,10 +374,9 @@ def test_it_is_refused_by_name(f: Any, x: torch.Tensor, error: Any, said: str) -
     [
         lambda x: x / (x.shape[0] / 3),
         lambda x: x.abs() ** (x.shape[0] / 3),
-        lambda x: x > x.shape[0] / 30,
         lambda x: torch.where(x > 0, x, x.shape[0] / 3),
     ],
-    ids=["quotient", "power", "comparison", "choice"],
+    ids=["quotient", "power", "choice"],
 )
 def test_a_number_that_a_size_decides_is_that_of_each_call(f: Callable[..., Any]) -> None:
     run = through(f, dynamic=True)

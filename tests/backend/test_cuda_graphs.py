@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import types
-import warnings
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,16 +14,15 @@ import onnx.parser
 import onnxruntime
 import pytest
 import torch
-from test_steps import CPU, KERNELS, built
 
 from roundoff.backend import onnx_custom_backend
 from roundoff.backend.program import (
     SPLITS_SLICES,
     CudaGraphProgram,
-    Program,
     copies_of_the_processor,
     passes_a_list,
 )
+from roundoff.errors import UnsupportedError
 
 
 class Recorded:
@@ -157,30 +155,19 @@ def test_a_settled_run_replays_no_graph_over_other_memory() -> None:
     assert program.recorded == 4, "of 1, 2 and 4, the first of which over both weights"
 
 
-@pytest.mark.parametrize("fails", [0, 1, 2])
-def test_a_recording_gives_memory_back_where_there_is_none_left(
-    fails: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    emptied: list[None] = []
-    results = [torch.OutOfMemoryError("none left")] * fails
-    graph = types.SimpleNamespace(raw_cuda_graph=lambda: 0, replay=lambda: None)
+def test_a_recording_that_fails_is_a_run_and_the_last_try() -> None:
+    program, tries = Recorded(), []
 
-    def capture(program: Program, inputs: Any, sizes: Any) -> tuple[Any, Any]:
-        if results:
-            raise results.pop()
-        return graph, program.run(inputs, sizes)
+    def capture(*_: Any) -> Any:
+        tries.append(None)
+        raise UnsupportedError("a run that cannot be recorded", got="none left")
 
-    monkeypatch.setattr(Program, "_capture", capture)
-    monkeypatch.setattr("roundoff.backend.program.copies_of_the_processor", lambda graph: "")
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(None))
-    program = Program(built([("Add", (0, 1))], {2}, "n"), CPU, KERNELS)
-    graphs = CudaGraphProgram(program, [True, True], copy=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for _ in range(3):
-            graphs.run([torch.ones(2, 4)] * 2, {"n": 4})
-    assert len(emptied) == min(fails, 1)
-    assert ("none left" in graphs.refused) == (fails == 2)
+    program.capture, weight = capture, torch.full((), 3.0)  # type: ignore[method-assign]
+    graphs = CudaGraphProgram(program, [True, False])  # type: ignore[arg-type]
+    with pytest.warns(UserWarning, match="none left"):
+        made = [graphs.run([torch.ones(2), weight], {"n": 2}) for _ in range(4)]
+    assert [y.tolist() for (y,) in made] == [[3, 3]] * 4
+    assert len(tries) == 1
 
 
 # On a GPU

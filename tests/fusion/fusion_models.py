@@ -75,7 +75,9 @@ def rewritten(
 ) -> tuple[list[str], Report]:
     """Fuse, check the numbers on random inputs, and give the operators that are left."""
     chosen = OptimizationOptions(patterns, interpret=True, **options)
+    given_text = proto.SerializeToString(deterministic=True)
     made, report = fuse(proto, chosen, static=static)
+    assert proto.SerializeToString(deterministic=True) == given_text
     if not any(n.op_type == "SimplifiedLayerNormalization" for n in made.graph.node):
         onnx.checker.check_model(made)  # that one is ONNX Runtime's, in ONNX's domain
     assert [o.name for o in made.graph.output] == [o.name for o in proto.graph.output]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
-import onnx
 import onnx_ir as ir
 import pytest
 from fusion_models import model, rewritten
@@ -66,40 +67,19 @@ def test_a_sum_that_is_not_its_operand_stays(kind: str, node: str, zero: int) ->
     assert ops(text, zero=array) == [node[:3], "Cast"]
 
 
-@pytest.mark.parametrize(
-    "node",
-    ["Mul(x, two)", "Div(one, x)", "Expand(x, s)", "Mul(x, ones)"],
-)
+@pytest.mark.parametrize("node", ["Mul(x, two)", "Div(one, x)", "Expand(x, s)", "Mul(x, ones)"])
 def test_near_no_ops_stay(node: str) -> None:
-    text = f"g (float[1, 3] x) => (y) {{ h = {node} y = Neg(h) }}"
-    constants = {
-        "s": np.array([2, 3], I64),
-        "one": np.float32(1),
-        "two": np.float32(2),
-        "ones": np.ones((2, 1), np.float32),
-    }
-    used = {k: v for k, v in constants.items() if f"{k})" in node or f"({k}," in node}
-    made = onnx.shape_inference.infer_shapes(model(text.replace("(y)", "(float[a, b] y)"), **used))
-    left = [n.op_type for n in fuse(made, "default")[0].graph.node]
-    assert left == [node.split("(")[0].split("<")[0], "Neg"]
+    rows = 2 if "s)" in node else 1
+    text = f"g (float[1, 3] x) => (float[{rows}, 3] y) {{ h = {node} y = Neg(h) }}"
+    constants = {"one": np.float32(1), "two": np.float32(2), "s": np.array([2, 3], I64)}
+    constants["ones"] = np.ones((2, 1), np.float32)
+    used = {name: value for name, value in constants.items() if re.search(rf"\b{name}\b", node)}
+    assert ops(text, **used) == [node.split("(")[0], "Neg"]
 
 
 def test_an_output_that_is_an_input_keeps_its_copy() -> None:
     text = "g (float[2] x) => (float[2] y, float[2] z) { y = Identity(x) z = Identity(y) }"
     assert ops(text) == ["Identity", "Identity"]
-
-
-def test_reshaped_transpose() -> None:
-    text = """g (float[2, 4, 5, 3] x) => (float[2, 4, 3, 5] y)
-    { a = Reshape(x, s) b = Transpose<perm = [0, 2, 1]>(a) y = Reshape(b, t) }"""
-    hit = {"s": np.array([8, 5, 3], I64), "t": np.array([2, 4, 3, 5], I64)}
-    assert ops(text, **hit) == ["Transpose"]
-    miss = text.replace("float[2, 4, 3, 5] y", "float[4, 2, 3, 5] y")
-    assert ops(miss, s=hit["s"], t=np.array([4, 2, 3, 5], I64)) == [
-        "Reshape",
-        "Transpose",
-        "Reshape",
-    ]
 
 
 def test_repeated_work_is_done_once() -> None:
@@ -155,17 +135,6 @@ def test_any_chain_of_shapes_keeps_the_numbers(data: st.DataObject) -> None:
 def test_a_static_input_that_the_model_lacks_is_named() -> None:
     with pytest.raises(ArgumentError, match="static inputs"):
         fuse(model("g (float[2] x) => (float[2] y) { y = Neg(x) }"), static=["w"])
-
-
-def test_names_of_outputs_and_the_model_given_are_kept() -> None:
-    m = model(
-        "g (float[2] x) => (float[2] y) { h = Identity(x) y = Mul(h, one) }", one=np.float32(1)
-    )
-    before = m.SerializeToString(deterministic=True)
-    made, report = fuse(m, "default")
-    assert m.SerializeToString(deterministic=True) == before
-    assert [o.name for o in made.graph.output] == ["y"]
-    assert "exported" in str(report)
 
 
 def test_a_constant_that_the_graph_returns_is_folded_once() -> None:

@@ -104,7 +104,7 @@ def test_no_float32_grouped_attention_is_left_on_cuda(
     text, constants = layer(groups)
     made = model(text, **constants)
     options = OptimizationOptions(EVERY, processor="CUDA")
-    for left_out in ("", "PackedAttention", "Rotary"):
+    for left_out in ("", "RotaryAttention", "PackedProducts", "Rotary"):
         some = tuple(rule for rule in ONNXRUNTIME if rule.name != left_out)
         monkeypatch.setattr("roundoff.fusion.onnxruntime.ONNXRUNTIME", some)
         left, _ = fuse(made, options, static=["w", "f"])

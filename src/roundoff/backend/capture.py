@@ -15,13 +15,6 @@ from torch.utils._python_dispatch import (
     _disable_current_modes,
 )
 
-__all__ = [
-    "as_constants",
-    "fixed_numbers",
-    "keep_composites",
-    "outside",
-]
-
 # Functionalisation takes a product with a weight apart into views and a two-axis product, and
 # attention into whatever kernel torch would have picked. As operators of our own they pass
 # through it whole, and rules find them by name afterwards.
@@ -29,25 +22,15 @@ _LIBRARY = torch.library.Library("roundoff", "FRAGMENT")
 _LIBRARY.define("linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor")
 _LIBRARY.define("matmul(Tensor a, Tensor b) -> Tensor")
 _LIBRARY.define(
-    "attention(Tensor query, Tensor key, Tensor value, Tensor? mask, bool is_causal, float? scale,"
-    " bool grouped) -> Tensor"
+    "attention(Tensor query, Tensor key, Tensor value, Tensor? mask=None, float dropout=0.0,"
+    " bool is_causal=False, *, float? scale=None, bool enable_gqa=False) -> Tensor"
 )
 _LINEAR, _MATMUL = torch.ops.roundoff.linear.default, torch.ops.roundoff.matmul.default
 _ATTENTION = torch.ops.roundoff.attention.default
 
 
-def _by_torch(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
-    is_causal: bool,
-    scale: float | None,
-    grouped: bool,
-) -> torch.Tensor:
-    return torch.nn.functional.scaled_dot_product_attention(
-        query, key, value, mask, 0.0, is_causal, scale=scale, enable_gqa=grouped
-    ).contiguous()
+def _by_torch(*tensors: Any, **options: Any) -> torch.Tensor:
+    return torch.nn.functional.scaled_dot_product_attention(*tensors, **options).contiguous()
 
 
 _LIBRARY.impl("linear", torch.nn.functional.linear, "CompositeExplicitAutograd")
@@ -57,9 +40,8 @@ _LIBRARY.impl("attention", _by_torch, "CompositeExplicitAutograd")
 
 def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     # A product of vectors, or of other types than floats, is none that a rule would fuse.
-    if a.dim() < 2 or b.dim() < 2 or not a.is_floating_point() or a.dtype != b.dtype:
-        return torch.matmul(a, b)
-    return _MATMUL(a, b)
+    plain = a.dim() >= 2 and b.dim() >= 2 and a.is_floating_point() and a.dtype == b.dtype
+    return (_MATMUL if plain else torch.matmul)(a, b)
 
 
 def _linear(
@@ -67,9 +49,8 @@ def _linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    if input.dim() < 2 or weight.dim() != 2:
-        return torch.nn.functional.linear(input, weight, bias)
-    return _LINEAR(input, weight, bias)
+    plain = input.dim() >= 2 and weight.dim() == 2
+    return (_LINEAR if plain else torch.nn.functional.linear)(input, weight, bias)
 
 
 def _attention(
@@ -79,14 +60,11 @@ def _attention(
     attn_mask: torch.Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
+    **options: Any,
 ) -> torch.Tensor:
-    if dropout_p or query.dim() != 4 or not query.is_floating_point():
-        return torch.nn.functional.scaled_dot_product_attention(
-            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )
-    return _ATTENTION(query, key, value, attn_mask, is_causal, scale, enable_gqa)
+    plain = not dropout_p and query.dim() == 4 and query.is_floating_point()
+    attend = _ATTENTION if plain else torch.nn.functional.scaled_dot_product_attention
+    return attend(query, key, value, attn_mask, dropout_p, is_causal, **options)
 
 
 _KEEP = {

@@ -23,8 +23,6 @@ from .program import split_precomputed
 from .runner import Runner
 from .sizes import dims
 
-__all__ = ["CompileSettings", "Compiled"]
-
 
 @dataclasses.dataclass(frozen=True)
 class CompileSettings:
@@ -95,21 +93,22 @@ class Compiled:
     ) -> None:
         self._settings = settings
         writes = {n.args[0] for n in gm.graph.nodes if n.target is torch.ops.aten.copy_.default}
-        self._places: list[int] = []
+        placeholders = gm.graph.find_nodes(op="placeholder")
+        self._places = [i for i, node in enumerate(placeholders) if reads(node)]
+        self._all_tensors = len(self._places) == len(examples)
+        self._device = _device([examples[i] for i in self._places], gm)
         self.static: list[str] = []
         # Written to, and of one size: a cache. transformers marks it as static, but not where its
         # first step is compiled.
-        self._steady: list[str] = []
-        for i, node in enumerate(gm.graph.find_nodes(op="placeholder")):
-            if not reads(node):
-                continue
-            self._places.append(i)
-            if node not in writes and i in weights:
-                self.static.append(names[i])
-            elif node in writes and static(*dims(examples[i].shape)):
-                self._steady.append(names[i])
-        self._all_tensors = len(self._places) == len(examples)
-        self._device = _device([examples[i] for i in self._places], gm)
+        self._caches: list[str] = []
+        for i in self._places:
+            if examples[i].device != self._device:
+                continue  # a number on the processor is copied to the GPU for each run
+            if placeholders[i] not in writes:
+                if i in weights:
+                    self.static.append(names[i])
+            elif static(*dims(examples[i].shape)):
+                self._caches.append(names[i])
         self._outputs = Outputs(gm)
         self.inputs: list[torch.Tensor] | None = None
         self._load(gm, examples, names)
@@ -157,8 +156,7 @@ class Compiled:
                         self.model,
                         self.precomputed,
                         converted,
-                        self.static,
-                        self._steady,
+                        [*self.static, *self._caches],
                         self._device,
                         tf32,
                         settings.cuda_graph,

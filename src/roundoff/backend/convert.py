@@ -21,8 +21,6 @@ from .converter import Converted, Converter, LeftToTorchError
 from .operators import TABLE
 from .others import by_torch
 
-__all__ = ["convert", "opset_for"]
-
 
 def opset_for(gm: torch.fx.GraphModule, processor: str) -> int:
     """The opset of a graph.

@@ -25,8 +25,6 @@ from .capture import outside
 from .sizes import dim, dims, symbols_of
 from .steps import Kernel
 
-__all__ = ["Converted", "Converter", "LeftToTorchError", "Symbol", "dims_of", "onnx_type"]
-
 
 class LeftToTorchError(Exception):
     """Why an operator of the table stays with torch for these arguments."""

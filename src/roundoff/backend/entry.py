@@ -17,8 +17,6 @@ from .capture import as_constants, fixed_numbers, keep_composites
 from .compiled import Compiled, CompileSettings
 from .operators import WRITTEN_IN_OTHERS
 
-__all__ = ["onnx_custom_backend"]
-
 
 def onnx_custom_backend(
     graph_module: torch.fx.GraphModule,

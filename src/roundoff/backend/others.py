@@ -15,8 +15,6 @@ from .converter import Converter
 from .outputs import contiguous
 from .sizes import dim
 
-__all__ = ["by_torch"]
-
 _STRIDED = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_scatter.default)
 
 

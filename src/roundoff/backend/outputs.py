@@ -14,18 +14,16 @@ from roundoff.errors import UnsupportedError
 
 from .sizes import dim, dims, evaluate, hint
 
-__all__ = ["Outputs", "axes_by_stride", "contiguous"]
-
 Restore = Callable[[list[torch.Tensor], Mapping[str, int]], Any]
 
 
 class Outputs:
     """Change a graph to return contiguous tensors of memory of their own, and undo it after.
 
-    An output that is a permutation of a contiguous one is returned as that one and permuted
-    back, which copies nothing. Outputs that share memory in torch are computed once, as the tensor
-    that contains all of them, and cut from it. An output with gaps in its memory comes without
-    them. What is no tensor is kept aside.
+    An output that is a permutation of a contiguous one is returned as that one, and seen through
+    its own strides after, which copies nothing. Outputs that share memory in torch are computed
+    once, as the tensor that contains all of them, and cut from it. An output with gaps in its
+    memory comes without them. What is no tensor is kept aside.
 
     Parameters
     ----------
@@ -74,23 +72,18 @@ class Outputs:
         if not isinstance(value, torch.Tensor):
             self.plain = False
             return lambda tensors, sizes: node
-        base = bases.get(_memory(value))
-        if base is not None:
-            self.plain = False
-            index = self._index(base)
-            shape, stride = dims(value.shape), dims(value.stride())
-            offset = dim(value.storage_offset())
-            return lambda tensors, sizes: tensors[index].as_strided(
-                [evaluate(d, sizes) for d in shape],
-                [evaluate(d, sizes) for d in stride],
-                evaluate(offset, sizes),
-            )
-        index, order = self._index(node), axes_by_stride(value)
-        if order is None or contiguous(value):
+        base = bases.get(_memory(value), node)
+        index, order = self._index(base), axes_by_stride(value)
+        if base is node and (order is None or contiguous(value)):
             return lambda tensors, sizes: tensors[index]
         self.plain = False
-        back = sorted(range(len(order)), key=order.__getitem__)
-        return lambda tensors, sizes: tensors[index].permute(back)
+        shape, stride = dims(value.shape), dims(value.stride())
+        offset = 0 if base is node else dim(value.storage_offset())
+        return lambda tensors, sizes: tensors[index].as_strided(
+            [evaluate(d, sizes) for d in shape],
+            [evaluate(d, sizes) for d in stride],
+            evaluate(offset, sizes),
+        )
 
     def _index(self, node: torch.fx.Node) -> int:
         if node not in self._nodes:

@@ -24,10 +24,6 @@ from roundoff.timing.harness import no_collection
 from .sizes import known
 from .steps import Kernel, KernelStep, Partition, Slot, Step, constant, signature, unread_after
 
-__all__ = [
-    *("CudaGraphProgram", "Program", "addresses", "partitions", "picked", "split_precomputed"),
-]
-
 _NO_SIZES: Mapping[str, int] = {}
 
 
@@ -464,11 +460,7 @@ class Program:
         for settled in (False, True):  # arenas and workspaces grow now: nothing may later
             self.run(inputs, sizes, settled)
         try:
-            try:
-                graph, outputs = self._capture(inputs, sizes)
-            except torch.OutOfMemoryError:
-                torch.cuda.empty_cache()  # what torch keeps for later, it cannot use in a recording
-                graph, outputs = self._capture(inputs, sizes)
+            graph, outputs = self._capture(inputs, sizes)
         except (RuntimeError, RoundoffError) as e:
             reason = str(e).splitlines()[0]
             raise UnsupportedError("a run that cannot be recorded", got=reason) from e

@@ -18,8 +18,6 @@ from roundoff.ort.binding import CUDA
 from .converter import Converted
 from .program import CudaGraphProgram, Program, addresses, picked
 
-__all__ = ["Runner", "Unwritten", "chosen_providers", "reset"]
-
 _epoch = 0
 
 #: Rows of queries, and sequences, up to which attention in a CUDA graph is left to plain products;
@@ -118,10 +116,8 @@ class Runner:
         What depends on weights alone.
     converted : Converted
         What is known of the arguments and of the operators that stay with torch.
-    static : collection of str
-        Inputs that are weights.
     steady : collection of str
-        Inputs that stay where they are, though their values change: caches.
+        Inputs on the device that stay where they are, though values may change: weights, caches.
     device : torch.device
         Where all of them are.
     tf32 : bool
@@ -135,7 +131,6 @@ class Runner:
         model: onnx.ModelProto,
         precomputed: onnx.ModelProto | None,
         converted: Converted,
-        static: Collection[str],
         steady: Collection[str],
         device: torch.device,
         tf32: bool,
@@ -160,19 +155,16 @@ class Runner:
         self._read_at: list[int] | None = None
         self._copied, self._unwritten = picked(self._weights), Unwritten([])
         self._epoch = -1
-        still = {*static, *steady}
-        self.program = Program(model, *where, steady=still.union(packed))
+        self.program = Program(model, *where, steady=[*steady, *packed])
         # Where the program's inputs are in the list of the arguments and what is packed.
         place |= {n: len(place) + i for i, n in enumerate(packed)}
         order = [place[n] for n in self.program.inputs]
         self._arranged = picked(order)
-        self._steady = sorted(place[n] for n in still)
+        self._steady = sorted(place[n] for n in steady)
         #: Where steady inputs lie, and lay at the last run that looked.
         self._addresses = addresses(self._steady)
         self._lay: list[int] | None = None
         self._strided = False
-        #: Whether a steady input lies on the processor, and is copied to the GPU for each run.
-        self._far, self._on_gpu = False, device.type == "cuda"
         #: Whether the program's last run bound what lies at these addresses.
         self._bound = False
         # Inputs that may lie elsewhere at the next call, for a CUDA graph to copy.
@@ -203,7 +195,7 @@ class Runner:
     def _run(self, args: Sequence[Any], sizes: Mapping[str, int]) -> list[torch.Tensor]:
         # Weights are too many to look at one by one: one comparison says that none has moved.
         still = self._addresses(args) == self._lay
-        settled = self._bound and self._epoch == _epoch and still and not self._far
+        settled = self._bound and self._epoch == _epoch and still
         if not settled:
             self._look(args)
         if self._packs and self._changed(args, settled):
@@ -232,7 +224,6 @@ class Runner:
             self._read_at = None
         self._epoch = _epoch
         self._lay = self._addresses(args)
-        self._far = self._on_gpu and any(args[i].device.type == "cpu" for i in self._steady)
         self._strided = any(not args[i].is_contiguous() for i in self._steady)
 
     def _write_back(self, args: Sequence[Any], values: Sequence[torch.Tensor]) -> None:

@@ -12,8 +12,6 @@ import torch
 
 from roundoff.fusion.editor import Dim
 
-__all__ = ["dim", "dims", "evaluate", "hint", "known", "symbols_of"]
-
 _EXPRESSIONS: dict[str, sympy.Expr] = {}
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
@@ -21,11 +20,6 @@ from roundoff.ort import OrtSession
 from roundoff.ort.binding import translated
 
 from .sizes import evaluate
-
-__all__ = [
-    *("Kernel", "KernelStep", "Partition", "Slot", "Step", "constant", "signature"),
-    "unread_after",
-]
 
 #: What runs a node of domain "roundoff": (input tensors, attributes) -> output tensors.
 Kernel = Callable[[Sequence[Any], dict[str, Any]], Sequence[torch.Tensor]]
@@ -45,11 +39,6 @@ class Slot:
     dtype: torch.dtype
     onnx_type: int
 
-    @property
-    def moving(self) -> bool:
-        """Whether its sizes may differ from call to call."""
-        return not static(*self.shape)
-
     def maker(self, device: torch.device) -> Maker:
         """What allocates this value."""
 
@@ -63,8 +52,8 @@ class Slot:
 def signature(model: onnx.ModelProto) -> tuple[bytes, list[str]]:
     """What decides a model's computation whatever its values are called, and those names.
 
-    Two models with the same digest compute the same of values with other names, which correspond in
-    their order. No node has a graph of its own.
+    Two models of which the first result is the same compute the same of values with other names,
+    which correspond in their order. No node has a graph of its own.
     """
     names: dict[str, str] = {}
 
@@ -83,7 +72,7 @@ def signature(model: onnx.ModelProto) -> tuple[bytes, list[str]]:
         for value in values:
             value.name = number(value.name)
         values.sort(key=lambda value: int(value.name))
-    return hashlib.sha256(plain.SerializeToString(deterministic=True)).digest(), list(names)
+    return plain.SerializeToString(deterministic=True), list(names)
 
 
 def unread_after(steps: Sequence[Step], returned: Container[int]) -> list[list[int]]:
@@ -132,7 +121,7 @@ class Partition:
         self._places = [slot.index for slot in self._slots]
         # Addresses in use, and sizes where they move.
         self._bound: list[Any] = [-1] * len(self.names)
-        self._moving = [slot.moving for slot in self._slots]
+        self._moving = [not static(*slot.shape) for slot in self._slots]
         # What stays where it is, and what does not: weights are too many to look at one by one.
         copied = session.on_processor
         self._steady = [

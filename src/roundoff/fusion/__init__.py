@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from roundoff.arguments import check_choice
 
-from .editor import Editor
+from .editor import Editor, Refusal
 from .options import TIERS, OptimizationOptions
-from .rule import Refusal, Report, Rule, apply_rules
+from .rule import Report, Rule, apply_rules
 
 if TYPE_CHECKING:
     import onnx

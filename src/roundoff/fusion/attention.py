@@ -6,6 +6,7 @@ https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md defi
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,8 +15,8 @@ import onnx_ir as ir
 
 from roundoff.dtypes import dtype_info
 
-from .editor import MICROSOFT, Dim, Editor, both_orders, size_product, static
-from .rule import Refusal, Rule
+from .editor import MICROSOFT, Dim, Editor, Refusal, both_orders, size_product, static
+from .rule import Rule
 
 BY_KEY = [0, 1, 3, 2]  # (batch, heads, key, head) <-> (batch, heads, head, key)
 BY_TOKEN = (0, 2, 1, 3)  # (batch, heads, sequence, head) <-> (batch, sequence, heads, head)
@@ -74,7 +75,7 @@ class Attention(Rule):
         shape, keys = g.shape(parts.q), g.shape(parts.k)
         if shape is None or keys is None or len(shape) != 4 or keys != g.shape(parts.v):
             raise Refusal(f"queries {shape}, keys {keys}, values {g.shape(parts.v)}")
-        if (*shape[:2], shape[3]) != (*keys[:2], keys[3]) or not static(shape[1], shape[3]):
+        if shape != (*keys[:2], shape[2], keys[3]) or not static(shape[1], shape[3]):
             raise Refusal(f"queries {shape}, keys {keys}")
         dtype = parts.q.dtype
         check_type(g, dtype)
@@ -237,12 +238,33 @@ def find(g: Editor, node: ir.Node) -> Parts | None:
         return None
     if rank != 4:
         raise Refusal(f"scores of {rank} axes")
-    back = g.node(turned, "Transpose")
-    if back is not None and list(g.attribute(back, "perm") or ()) == BY_KEY:
-        k = back.inputs[0] or turned
-    else:
+    k = _by_key(g, turned)
+    if k is None:
         k = g.transpose(turned, BY_KEY, node)
     return Parts(q, k, v, scale, mask, dead)
+
+
+def _by_key(g: Editor, turned: ir.Value) -> ir.Value | None:
+    """What a Transpose of the last two axes makes *turned* of.
+
+    torch's exporter has three axes meanwhile: (b, h, s, d) -> (b h, s, d) -> (b h, d, s) ->
+    (b, h, d, s).
+    """
+    nodes = g.path(turned, "Transpose") or g.path(turned, "Reshape", "Transpose", "Reshape")
+    if not nodes:
+        return None
+    (*_, first), middle = nodes, nodes[len(nodes) // 2]
+    k, within = g.shape(first.inputs[0]), g.shape(middle.inputs[0])
+    if k is None or within is None or g.shape(turned) != (*k[:2], k[3], k[2]):
+        return None
+    return first.inputs[0] if swaps_last(g, middle) and within[-2:] == k[2:] else None
+
+
+def swaps_last(g: Editor, node: ir.Node) -> bool:
+    """Whether a Transpose swaps the last two axes alone."""
+    perm = list(g.attribute(node, "perm") or ())
+    rank = len(perm)
+    return perm == [*range(rank - 2), rank - 1, rank - 2]
 
 
 def _scores(g: Editor, value: ir.Value | None) -> tuple[ir.Value, ir.Value, float] | None:
@@ -291,16 +313,11 @@ def classify(
 def _is_lower(g: Editor, mask: ir.Value, length: Dim) -> bool:
     """Whether *mask* is ``Where(Trilu(ones), 0, -inf)``, of any length: causal."""
     nodes = g.path(mask, "Where", "Trilu", "Expand")
-    if not nodes or mask.dtype is None or (g.shape(mask) or ())[-2:] != (length, length):
+    if not nodes or (g.shape(mask) or ())[-2:] != (length, length):
         return False
     chosen, lower, spread = nodes
-    ones, outside = g.constant(spread.inputs[0]), g.scalar(chosen.inputs[2])
-    if ones is None or outside is None or g.scalar(chosen.inputs[1]) != 0:
-        return False
-    if g.attribute(lower, "upper", 1) or (len(lower.inputs) > 1 and g.scalar(lower.inputs[1]) != 0):
-        return False
-    lowest = float(dtype_info(mask.dtype.numpy()).max) * -0.5
-    return bool(ones.all()) and outside <= lowest
+    numbers = [g.scalar(v) for v in (*spread.inputs[:1], *lower.inputs[1:], *chosen.inputs[1:])]
+    return numbers == [1, 0, 0, -math.inf] and not g.attribute(lower, "upper", 1)
 
 
 def is_causal(mask: np.ndarray, length: int) -> bool:
@@ -358,17 +375,17 @@ def _narrow(g: Editor, x: ir.Value) -> ir.Value | None:
     if wide is None or thin is None:
         return None
     small, five = g.shape(thin.inputs[0]), g.shape(wide.outputs[0])
-    if small is None or five is None or len(small) != 4:
+    if small is None or five is None or len(small) != 4 or len(five) != 5:
         return None
-    batch, groups, length, head = small
-    grouped = g.shape(thin.outputs[0]) == (batch, groups, 1, length, head)
-    repeated = len(five) == 5 and (*five[:2], *five[3:]) == small
+    repeated = (*five[:2], *five[3:]) == small
+    grouped = g.shape(thin.outputs[0]) == (*small[:2], 1, *small[2:])
     return thin.inputs[0] if grouped and repeated else None
 
 
 class RotaryAttention(Rule):
     """Pattern: GroupQueryAttention of rotated queries and keys. Becomes its ``do_rotary``.
 
+    Then, of the three parts of one Split, that of the whole.
     Conditions: both rotated with the same tables, from position zero on; the rotated keys are
     returned by the operator alone; the head size is a multiple of 16.
     """
@@ -377,8 +394,14 @@ class RotaryAttention(Rule):
     tier = "onnxruntime"
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
+        whole = g.node(node.inputs[0], "Split")
+        if g.attribute(node, "do_rotary", 0):
+            if whole is None or list(whole.outputs) != list(node.inputs[:3]):
+                return False
+            _again(g, node, [whole.inputs[0], None, None, *node.inputs[3:]])
+            return True
         turned = [g.node(i, "RotaryEmbedding") for i in node.inputs[:2]]
-        if g.attribute(node, "do_rotary", 0) or turned[0] is None or turned[1] is None:
+        if turned[0] is None or turned[1] is None:
             return False
         if not all(is_plain(n) for n in (node, turned[0], turned[1])):
             return False
@@ -395,22 +418,6 @@ class RotaryAttention(Rule):
         inputs[:2] = [t.inputs[0] for t in turned if t]
         inputs[7:] = turned[0].inputs[2:4]
         _again(g, node, inputs, do_rotary=1)
-        return True
-
-
-class PackedAttention(Rule):
-    """Pattern: GroupQueryAttention of the three parts of one Split. Becomes that of the whole."""
-
-    ops = ("GroupQueryAttention",)
-    tier = "onnxruntime"
-
-    def rewrite(self, g: Editor, node: ir.Node) -> bool:
-        whole = g.node(node.inputs[0], "Split")
-        if whole is None or not g.attribute(node, "do_rotary", 0):
-            return False
-        if list(whole.outputs) != list(node.inputs[:3]):
-            return False
-        _again(g, node, [whole.inputs[0], None, None, *node.inputs[3:]])
         return True
 
 

@@ -5,17 +5,15 @@ Every rule here keeps the bits.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from .editor import Dim, Editor, both_orders, reshape_target, static
-from .rule import Refusal, Rule
+from .editor import Dim, Editor, Refusal, both_orders, reshape_target
+from .rule import Rule
 
 #: Operators that give the same elements, in the same order, another shape.
 RELABEL = ("Reshape", "Unsqueeze", "Squeeze", "Flatten")
-INTEGERS = (ir.DataType.INT64, ir.DataType.INT32)
 
 
 class FoldConstants(Rule):
@@ -25,11 +23,11 @@ class FoldConstants(Rule):
     where the operator makes many of few (Expand, Tile, ConstantOfShape).
     """
 
-    ops = ("Add", "Sub", "Mul", "Div", "Pow", "Neg", "Sqrt", "Reciprocal", "Cast", "Concat", "Cos",
-           "Sin", "Exp", "Gather", "GatherND", "Slice", "Unsqueeze", "Squeeze", "Reshape",
-           "Transpose", "Where", "And", "Or", "Not", "Less", "LessOrEqual", "Greater",
-           "GreaterOrEqual", "Equal", "Range", "Shape", "Expand", "Tile", "Trilu",
-           "ConstantOfShape", "CumSum", "Max", "Min", "Identity", "Sum", "ReduceProd")  # fmt: skip
+    ops = ("Add", "Sub", "Mul", "Div", "Neg", "Sqrt", "Cast", "Concat", "Gather", "GatherND",
+           "Slice", "Unsqueeze", "Squeeze", "Reshape", "Transpose", "Where", "And", "Or", "Not",
+           "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal", "Range", "Shape", "Expand",
+           "Tile", "Trilu", "ConstantOfShape", "CumSum", "Max", "Min", "Identity", "Sum",
+           "ReduceProd")  # fmt: skip
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
         if node.op_type == "Identity" and node.outputs[0].is_graph_output():
@@ -75,7 +73,7 @@ class DropNoOps(Rule):
             orders = both_orders(node)[: 1 if node.op_type == "Div" else 2]
             neutral = 0 if node.op_type == "Add" else 1
             kept = next((x for x, other in orders if g.scalar(other) == neutral), None)
-            if neutral == 0 and out.dtype not in INTEGERS:
+            if neutral == 0 and (out.dtype is None or not out.dtype.is_integer()):
                 return False  # -0 + 0 is another number than -0
         before, shape = g.shape(kept), g.shape(out)
         if kept is None or kept.dtype != out.dtype or before is None or shape is None:
@@ -143,43 +141,10 @@ class MergeTransposes(Rule):
         return True
 
 
-class ReshapedTranspose(Rule):
-    """Pattern: leading axes merged, the others transposed, the leading ones split again.
-
-    ``Reshape(Transpose(Reshape(x)))`` becomes one Transpose, as in the keys of torch's exporter's
-    scaled dot-product attention: (b, h, s, d) -> (b h, s, d) -> (b h, d, s) -> (b, h, d, s).
-
-    Source: torch.onnx, aten.scaled_dot_product_attention.
-    """
-
-    ops = ("Reshape",)
-
-    def rewrite(self, g: Editor, node: ir.Node) -> bool:
-        nodes = g.path(node.inputs[0], "Transpose", "Reshape")
-        if not nodes:
-            return False
-        middle, first = nodes
-        perm = g.attribute(middle, "perm")
-        x, merged, out = (g.shape(v) for v in (first.inputs[0], *first.outputs, *node.outputs))
-        if perm is None or x is None or merged is None or out is None or perm[0] != 0:
-            return False
-        rest = len(merged) - 1
-        lead = len(x) - rest
-        if lead < 1 or not static(*x) or math.prod(x[:lead]) != merged[0] or x[lead:] != merged[1:]:
-            return False
-        moved = [*range(lead), *(lead + p - 1 for p in perm[1:])]
-        source = first.inputs[0]
-        if source is None or out != tuple(x[p] for p in moved):
-            return False
-        g.replace(node.outputs[0], g.transpose(source, moved, node))
-        return True
-
-
 #: The rules of the tier, in the order in which they are tried.
 DEFAULT: tuple[Rule, ...] = (
     FoldConstants(),
     DropNoOps(),
     MergeReshapes(),
     MergeTransposes(),
-    ReshapedTranspose(),
 )

@@ -20,19 +20,6 @@ from roundoff.arguments import check_choice, check_number
 from roundoff.errors import ArgumentError, ModelError
 from roundoff.graph.protos import captured
 
-__all__ = [
-    "MICROSOFT",
-    "OURS",
-    "Dim",
-    "Editor",
-    "Refusal",
-    "both_orders",
-    "fresh_name",
-    "reshape_target",
-    "size_product",
-    "static",
-]
-
 #: A size: a number, or a symbolic one by name ("s0 + 1"): equal names are equal sizes.
 Dim = int | str
 

@@ -16,8 +16,8 @@ import numpy as np
 import onnx_ir as ir
 
 from .attention import BY_TOKEN, is_plain, same_shape
-from .editor import OURS, Editor, both_orders
-from .rule import Refusal, Rule
+from .editor import OURS, Editor, Refusal, both_orders
+from .rule import Rule
 
 
 def missing(processor: str, interpret: bool) -> str | None:

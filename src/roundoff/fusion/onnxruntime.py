@@ -12,13 +12,13 @@ import onnx_ir as ir
 
 from .attention import (
     Attention,
-    PackedAttention,
     RotaryAttention,
     check_type,
     same_shape,
+    swaps_last,
 )
-from .editor import MICROSOFT, Editor, both_orders, size_product, static
-from .rule import Refusal, Rule
+from .editor import MICROSOFT, Editor, Refusal, both_orders, size_product, static
+from .rule import Rule
 
 #: Attributes of FusedMatMul of a transposed second operand.
 TRANSPOSED: dict[str, Any] = {"transA": 0, "transB": 1, "alpha": 1.0}
@@ -280,10 +280,8 @@ class TransposedProduct(Rule):
         turned, a = g.node(node.inputs[1], "Transpose"), node.inputs[0]
         if turned is None or a is None:
             return False
-        perm = list(g.attribute(turned, "perm") or [])
-        rank = len(perm)
-        if perm != [*range(rank - 2), rank - 1, rank - 2]:
-            raise Refusal(f"the transpose is {perm}, not of the last two axes")
+        if not swaps_last(g, turned):
+            raise Refusal("the transpose is not of the last two axes")
         check_type(g, a.dtype)
         if len(g.shape(a) or ()) < 2:
             raise Refusal("the left operand is a vector, or of unknown shape")
@@ -389,5 +387,4 @@ ONNXRUNTIME: tuple[Rule, ...] = (
     TransposedProduct(),
     PackedProducts(),
     RotaryAttention(),
-    PackedAttention(),
 )

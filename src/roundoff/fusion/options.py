@@ -7,8 +7,6 @@ import dataclasses
 from roundoff.arguments import check_choice, check_flag, check_number
 from roundoff.errors import ArgumentError
 
-__all__ = ["TIERS", "OptimizationOptions"]
-
 #: Every tier includes the ones before it.
 TIERS = ("default", "onnxruntime", "experimental")
 

@@ -13,8 +13,6 @@ from roundoff.errors import ArgumentError
 
 from .editor import Editor, Refusal
 
-__all__ = ["Matched", "Refusal", "Report", "Rule", "apply_rules"]
-
 
 class Rule:
     """One rewrite. A subclass states its pattern, its conditions and their source.

@@ -81,10 +81,11 @@ def _attention(
     query: Any,
     key: Any,
     value: Any,
-    mask: Any,
-    is_causal: bool,
-    scale: Any,
-    grouped: bool,
+    mask: Any = None,
+    dropout: float = 0.0,
+    is_causal: bool = False,
+    scale: Any = None,
+    enable_gqa: bool = False,
 ) -> Any:
     """torch's scaled dot-product attention, spelled out; rows that see no key are zero.
 
@@ -94,12 +95,12 @@ def _attention(
     kind = kind_of(node)
     q, k, v = (c.tensor(x) for x in (query, key, value))
     head, heads = dims_of(q)[-1], (dims_of(q)[1], dims_of(k)[1])
-    if not isinstance(head, int) or (grouped and any(isinstance(n, str) for n in heads)):
+    if not isinstance(head, int) or (enable_gqa and any(isinstance(n, str) for n in heads)):
         return NotImplemented
     factor = constant_of(c, 1 / math.sqrt(head) if scale is None else scale)
     if factor is None:
         return NotImplemented
-    if grouped:
+    if enable_gqa:
         k, v = (_repeated(c, x, dims_of(q)[1]) for x in (k, v))
     scores = [*dims_of(q)[:3], dims_of(k)[2]]
     bias = None if mask is None else c.tensor(mask)

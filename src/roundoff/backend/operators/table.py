@@ -14,11 +14,6 @@ from roundoff.fusion.editor import Dim
 from ..converter import Converter, onnx_type
 from ..sizes import dim, dims
 
-__all__ = [
-    *("BOOL", "FLOAT", "INT64", "TABLE", "WRITTEN_IN_OTHERS", "axis_of", "constant_of", "fits"),
-    *("is_empty", "kind_of", "on_cpu", "rank_of", "shape_of", "size_of", "writes"),
-]
-
 #: Overload -> what writes it.
 TABLE: dict[Any, Callable[..., Any]] = {}
 BOOL, INT64 = ir.DataType.BOOL, ir.DataType.INT64

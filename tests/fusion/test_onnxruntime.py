@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
-from fusion_models import model, rewritten
+from fusion_models import feeds, model, rewritten, run
+
+from roundoff.fusion import OptimizationOptions, fuse
 
 RMS = """g ({t}[2, 3, 8] x, {t}[{w}] w) => ({t}[2, 3, 8] y) {{
   {up} s = Pow(h, two) m = ReduceMean<keepdims = 1>(s, axes) a = Add(m, eps) r = Sqrt(a)
@@ -87,6 +91,123 @@ def test_rotary() -> None:
 )
 def test_rotary_near_misses(change: dict[str, str]) -> None:
     assert "RotaryEmbedding" not in rotary(**change)
+
+
+PACKED_ROTARY = """g ({t}[2, {n}, 40] x, {t}[{r}, 4] c, {t}[{r}, 4] s, {t}[{r}, 4] z)
+  => ({t}[2, {n}, 16] q, {t}[2, {n}, 8] k, {t}[2, {n}, 16] v) {{
+  a, b, d = Split<axis = -1>(x, lengths) v = {last}
+  q = com.microsoft.RotaryEmbedding<num_heads = 2, interleaved = {i}>(a, ids, c, s)
+  k = com.microsoft.RotaryEmbedding<num_heads = 1>(b, more, c, {s}) }}"""
+EACH = np.arange(6).reshape(2, 3)
+
+
+def packed_rotary(
+    ids: np.ndarray,
+    more: np.ndarray | None = None,
+    n: int = 3,
+    t: str = "float",
+    processor: str = "CUDA",
+    **text: str,
+) -> tuple[list[str], str]:
+    chosen = {"r": 70, "i": 0, "s": "s", "last": "Neg(d)", "n": n, "t": t} | text
+    constants = {
+        "lengths": np.array([16, 8, 16]),
+        "ids": ids,
+        "more": ids if more is None else more,
+    }
+    proto = model(PACKED_ROTARY.format(**chosen), **constants)
+    left, report = rewritten(proto, tolerance=0, processor=processor)
+    return left, " ".join(report.refused.values())
+
+
+@pytest.mark.parametrize("kind", ["float", "float16"])
+@pytest.mark.parametrize(
+    ("ids", "rows"),  # of which there are fewer than heads, or more
+    [(EACH, 6), (EACH, 70), (EACH[::-1].copy(), 7), (np.array([0]), 3), (np.array([2]), 5)],
+    ids=str,
+)
+def test_parts_of_one_product_are_rotated_at_once(ids: np.ndarray, rows: int, kind: str) -> None:
+    """To the last bit, the part that is not rotated as well."""
+    left, _ = packed_rotary(ids, t=kind, r=str(rows))
+    assert sorted(set(left)) == ["Concat", "Neg", "Reshape", "RotaryEmbedding", "Split"]
+    assert left.count("RotaryEmbedding") == left.count("Split") == 1
+    all_turned = "com.microsoft.RotaryEmbedding<num_heads = 2>(d, ids, c, s)"
+    left, _ = packed_rotary(ids, t=kind, r=str(rows), last=all_turned)
+    assert left.count("RotaryEmbedding") == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"more": EACH + 1}, "different tables"),
+        ({"s": "z"}, "different tables"),
+        ({"i": "1"}, ""),
+        ({"last": "Concat<axis = -1>(b, b)"}, ""),  # which reads a part before it is rotated
+        ({"n": 33, "ids": np.arange(66).reshape(2, 33)}, "more than 64 tokens"),
+        ({"processor": "CPU"}, ""),
+    ],
+    ids=str,
+)
+def test_parts_are_rotated_apart(change: dict[str, object], reason: str) -> None:
+    left, refused = packed_rotary(**({"ids": EACH} | change))  # type: ignore[arg-type]
+    assert left.count("RotaryEmbedding") == 2
+    assert reason in refused
+
+
+def spread_lengths(
+    batch: int,
+    layers: int,
+    processor: str = "CUDA",
+    first: str = "Reshape(x{0}, one)",
+    static: tuple[str, ...] = (),
+    more: int = 0,
+    odd: str = "int64",
+) -> list[str]:
+    """What is left of one number a layer, spread over a batch; every layer gets its own."""
+    kinds = [odd + "[1]" if i % 2 else "int64" for i in range(layers)]
+    long = [batch + more * (i % 2) for i in range(layers)]
+    inputs = ", ".join(f"{kind} x{i}" for i, kind in enumerate(kinds))
+    outputs = ", ".join(f"{kinds[i].split('[')[0]}[{n}] y{i}" for i, n in enumerate(long))
+    nodes = [
+        f"e{i} = {first.format(i)} s{i} = Expand(e{i}, b{n}) y{i} = Neg(s{i})"
+        for i, n in enumerate(long)
+    ]
+    proto = model(
+        f"g ({inputs}) => ({outputs}) {{ {' '.join(nodes)} }}",
+        one=np.array([1]),
+        **{f"b{n}": np.array([n]) for n in long},
+    )
+    made, _ = fuse(proto, OptimizationOptions(processor=processor), static=static)
+    given = {name: x.fill_(i) for i, (name, x) in enumerate(feeds(proto).items())}
+    for before, after in zip(run(proto, given), run(made, given), strict=True):
+        assert before.tolist() == after.tolist()
+    return [n.op_type for n in made.graph.node]
+
+
+@pytest.mark.parametrize("batch", [2, 8])
+@pytest.mark.parametrize("layers", [3, 4, 17, 20])
+def test_lengths_are_spread_at_once(batch: int, layers: int) -> None:
+    """Sixteen together, and what remains where it is at least four."""
+    ops, joined = spread_lengths(batch, layers), layers // 16 + (layers % 16 >= 4)
+    assert ops.count("Concat") == ops.count("Split") == joined
+    assert ops.count("Expand") == joined + (layers % 16 if layers % 16 < 4 else 0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"processor": "CPU"},
+        {"first": "Abs(x{0})"},  # which is no input
+        {"static": tuple(f"x{i}" for i in range(6))},  # computed once for all steps
+        {"more": 1},  # three of each length
+        {"odd": "int32"},  # three of each type
+    ],
+    ids=str,
+)
+def test_lengths_are_spread_apart(change: dict[str, Any]) -> None:
+    ops = spread_lengths(**({"batch": 2, "layers": 6} | change))
+    assert "Split" not in ops
+    assert ops.count("Expand") == 6
 
 
 def test_silu() -> None:

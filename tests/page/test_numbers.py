@@ -71,6 +71,8 @@ def test_about_allows_a_fifth() -> None:
         ("2.4e-5", 3.16e-5, "0.000032"),
         ("2.4e-9", 3.16e-9, "3.2e−09"),
         ("18.3%", 0.20144, "20.1%"),
+        ("about 300,000", 312345.0, "300,000"),
+        ("faster", 1.234, "1"),
     ],
 )
 def test_another_machine_shows_as_many_digits(text: str, value: float, shown: str) -> None:

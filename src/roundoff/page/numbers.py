@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import decimal
+import re
 
 __all__ = ["Number"]
 
@@ -39,10 +40,11 @@ class Number:
         return abs(value - float(number)) <= 0.5 * digit * (1 + 1e-9)
 
     def shown(self, value: float) -> str:
-        """Another machine's value, with as many significant digits."""
+        """Another machine's value, with as many significant digits; one where a word is printed."""
+        digits = re.sub(r"\D", "", self.text.partition("e")[0]).lstrip("0")
         share = self.text.endswith("%")
         value = 100 * value if share else value
-        text = f"{value:,.{len(_parse(self.text).as_tuple().digits)}g}"
+        text = f"{value:,.{max(len(digits), 1)}g}"
         if "e" in text and 1e-5 < abs(value) < 1e7:
             text = f"{float(text):,.0f}" if abs(value) >= 1 else f"{float(text):.12f}".rstrip("0")
         return text.replace("-", "−") + ("%" if share else "")

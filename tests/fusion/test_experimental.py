@@ -34,6 +34,20 @@ def test_add_rms_norm() -> None:
     assert rewritten(model(alone, **RMS), EVERY)[0] == ["AddRmsNorm"]
 
 
+EMBED = """g (int64[2, 3] ids, float[5, 8] table, float[8] w)
+  => (float[2, 3, 8] y, float[2, 3, 8] x) {{
+  x = Gather<axis = {axis}>(table, ids) s = Pow(x, two) m = ReduceMean<keepdims = 1>(s, axes)
+  a = Add(m, eps) r = Sqrt(a) i = Reciprocal(r) n = Mul(x, i) y = Mul(n, w) }}"""
+
+
+def test_embed_rms_norm() -> None:
+    assert rewritten(model(EMBED.format(axis=0), **RMS), EVERY)[0] == ["EmbedRmsNorm"]
+    narrow = EMBED.format(axis=0).replace("int64[2, 3]", "int32[2, 3]")
+    left, report = rewritten(model(narrow, **RMS), EVERY)
+    assert left == ["Gather", "SimplifiedLayerNormalization"]
+    assert "int64" in " ".join(report.refused.values())
+
+
 LAYER = """g (float[2, 6, 64] x, float[{w}, 64] w, float[1, 6, 8] f) => (float[2, 6, 64] y,
   float[2, {g}, 6, 16] keys, float[2, {g}, 6, 16] v4) {{
   wt = Transpose<perm = [1, 0]>(w) p = MatMul(x, wt)

@@ -7,6 +7,7 @@ pytest.importorskip("triton")
 
 from roundoff.kernels.llama import (
     add_rms_norm,
+    embed_rms_norm,
     rotary_qkv,
     silu_mul,
 )
@@ -63,3 +64,18 @@ def test_add_rms_norm(dtype, n, keep):
     summed = (x.float() + residual.float()).to(dtype)
     near(out, normed(summed, weight, 1e-5), 3)
     assert not keep or torch.equal(total, summed)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_embed_rms_norm(dtype):
+    table, weight = draw(7, 24, dtype=dtype), draw(24, dtype=dtype, seed=1)
+    ids = torch.tensor([[0, 6, -1], [3, 99, 2]], device=DEVICE)  # one from the end, one outside
+    out, embedded = embed_rms_norm(table, ids, weight, 1e-6)
+    rows = table[torch.tensor([[0, 6, 6], [3, 0, 2]], device=DEVICE)]
+    for made in out, embedded:
+        assert made[1, 1].isnan().all()
+        made[1, 1] = rows[1, 1]
+    assert torch.equal(embedded, rows)
+    exact = normed(rows, weight, 1e-6)
+    exact[1, 1] = rows[1, 1].double()
+    near(out, exact, 3)

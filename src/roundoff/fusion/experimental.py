@@ -160,9 +160,7 @@ class AddRmsNorm(Rule):
     tier = "experimental"
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
-        width = (g.shape(node.inputs[2]) or (0,))[-1]
-        if width > 16384:
-            raise Refusal(f"a row of {width} does not fit the registers")
+        _check_width(g, node.inputs[2])
         out, *middle = node.outputs
         if len(node.inputs) != 3 or any(g.uses(o) for o in middle[:2]):
             return False
@@ -177,6 +175,46 @@ class AddRmsNorm(Rule):
             keep=int(keep),
         )
         return True
+
+
+class EmbedRmsNorm(Rule):
+    """Pattern: SimplifiedLayerNormalization of rows gathered from a table. Becomes EmbedRmsNorm.
+
+    A token outside the table gives NaN; ONNX Runtime's Gather gives zeros on CUDA. Conditions:
+    int64 tokens, rows of at most 16,384 elements.
+
+    Source: B. Zhang, R. Sennrich, Root Mean Square Layer Normalization, 2019.
+    """
+
+    ops = ("SimplifiedLayerNormalization",)
+    tier = "experimental"
+
+    def rewrite(self, g: Editor, node: ir.Node) -> bool:
+        gathered = g.node(node.inputs[0], "Gather")
+        last = len(node.outputs[0].shape or ()) - 1
+        if gathered is None or g.axis(gathered, 0) != 0 or g.axis(node) != last:
+            return False
+        table, tokens = gathered.inputs
+        if len(g.shape(table) or ()) != 2 or tokens is None:
+            return False
+        if tokens.dtype != ir.DataType.INT64:
+            raise Refusal(f"tokens are {tokens.dtype}, not int64")
+        _check_width(g, node.inputs[1])
+        g.replace_by(
+            [node.outputs[0], gathered.outputs[0]],
+            "EmbedRmsNorm",
+            [table, tokens, node.inputs[1]],
+            node,
+            OURS,
+            epsilon=g.attribute(node, "epsilon", 1e-5),
+        )
+        return True
+
+
+def _check_width(g: Editor, weight: ir.Value | None) -> None:
+    width = (g.shape(weight) or (0,))[-1]
+    if width > 16384:
+        raise Refusal(f"a row of {width} does not fit the registers")
 
 
 Kernel = Callable[[Sequence[Any], dict[str, Any]], Sequence[Any]]
@@ -199,6 +237,7 @@ KERNELS: dict[str, Kernel] = {
     "SiluMul": _kernel("silu_mul"),
     "RotaryQkv": _kernel("rotary_qkv"),
     "AddRmsNorm": _kernel("add_rms_norm"),
+    "EmbedRmsNorm": _kernel("embed_rms_norm"),
 }
 
 #: The rules of the tier, in the order in which they are tried.
@@ -207,4 +246,5 @@ EXPERIMENTAL: tuple[Rule, ...] = (
     PlainAttention(),
     SiluTimesUp(),
     AddRmsNorm(),
+    EmbedRmsNorm(),
 )

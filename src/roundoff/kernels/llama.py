@@ -143,6 +143,13 @@ def rotary_qkv(
 
 
 @kernel
+def _normed(y, weight, at, n, epsilon):
+    y = y.to(tl.float32)
+    scale = 1.0 / tl.sqrt_rn(sum_along(y * y, 0) / n + epsilon)
+    return y * scale * tl.load(weight + at, mask=at < n, other=0.0).to(tl.float32)
+
+
+@kernel
 def _add_rms_norm(
     x,  # (rows, n)
     residual,  # (rows, n)
@@ -163,10 +170,38 @@ def _add_rms_norm(
     y = (a + b).to(out.dtype.element_ty)
     if KEEP:
         tl.store(summed + row * n + at, y, mask=inside)
-    y = y.to(tl.float32)
-    scale = 1.0 / tl.sqrt_rn(sum_along(y * y, 0) / n + epsilon)
-    y = y * scale * tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+    y = _normed(y, weight, at, n, epsilon)
     tl.store(out + row * n + at, y.to(out.dtype.element_ty), mask=inside)
+
+
+@kernel
+def _embed_rms_norm(
+    table,  # (tokens, n)
+    ids,  # (rows,), int64
+    weight,  # (n,)
+    embedded,  # (rows, n)
+    out,  # (rows, n)
+    tokens,
+    n,
+    epsilon,
+    BLOCK: tl.constexpr,  # n, up to a power of two
+):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    inside = at < n
+    token = tl.load(ids + row)
+    token = tl.where(token < 0, token + tokens, token)  # as ONNX's Gather counts
+    known = (token >= 0) & (token < tokens)
+    y = tl.load(table + token * n + at, mask=inside & known, other=float("nan"))
+    tl.store(embedded + row * n + at, y, mask=inside)
+    y = _normed(tl.where(inside, y, 0.0), weight, at, n, epsilon)
+    tl.store(out + row * n + at, y.to(out.dtype.element_ty), mask=inside)
+
+
+def _row_block(n: int) -> tuple[int, int]:
+    """(elements, warps) of a program that has a row in its registers."""
+    block = power_of_2(n)
+    return block, min(max(block // 512, 1), 16)
 
 
 def add_rms_norm(
@@ -197,8 +232,37 @@ def add_rms_norm(
     n = x.shape[-1]
     out = torch.empty_like(x)
     summed = torch.empty_like(x) if keep else out
-    block = power_of_2(n)
-    warps = min(max(block // 512, 1), 16)
+    block, warps = _row_block(n)
     args = (x, residual, weight, summed, out, n, epsilon, block, keep)
     run(_add_rms_norm, (x.numel() // n, 1), *args, num_warps=warps)
     return out, summed
+
+
+def embed_rms_norm(
+    table: torch.Tensor, ids: torch.Tensor, weight: torch.Tensor, epsilon: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``rms_norm(table[ids]) * weight`` and ``table[ids]``, in one pass.
+
+    Parameters
+    ----------
+    table : torch.Tensor
+        (tokens, n), contiguous.
+    ids : torch.Tensor
+        Any shape, int64, contiguous; a token outside the table gives NaN.
+    weight : torch.Tensor
+        (n,).
+    epsilon : float
+        Added to the mean square.
+
+    Returns
+    -------
+    normed, embedded : torch.Tensor
+        (*ids.shape, n).
+    """
+    tokens, n = table.shape
+    embedded = table.new_empty(*ids.shape, n)
+    out = torch.empty_like(embedded)
+    block, warps = _row_block(n)
+    args = (table, ids, weight, embedded, out, tokens, n, epsilon, block)
+    run(_embed_rms_norm, (ids.numel(), 1), *args, num_warps=warps)
+    return out, embedded

@@ -66,7 +66,7 @@ GPU_PYTEST  = ROUNDOFF_GPU_HOST=1 PYTHONPATH=$(CURDIR)/src:$(PYTHONPATH) OMP_NUM
 
 # Two runs, both of which count: a test that measures the whole device has it for itself. pytest
 # says 2 where it was interrupted, 5 where a part has no such test.
-test-gpu:  ## on a GPU host, in six minutes: users' paths, kernels, backend (PART=… for one of them)
+test-gpu:  ## on a GPU host, in four minutes: users' paths, kernels, backend (PART=… for one of them)
 	@$(GPU_PYTEST) -n 14 --dist worksteal -m "not alone" $(GPU_TESTS); shared=$$?; \
 	test $$shared -ne 2 || exit 2; \
 	$(GPU_PYTEST) -n 0 -m alone $(GPU_TESTS); alone=$$?; \

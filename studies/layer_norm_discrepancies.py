@@ -154,6 +154,7 @@ def signs(args):
         "operands rounded to TF32": (exact, tf32(x).double() @ tf32(w).double()),
         "operands cut to TF32": (exact, tf32(x, 0).double() @ tf32(w, 0).double()),
         "sum cut as an H100 does": (small, tensor_core_matmul(*few, block=8, bits=26)),
+        "sum cut as an A100 does": (small, tensor_core_matmul(*few, block=4, bits=25)),
     }
     rows = []
     for name, (truth, z) in simulated.items():

@@ -25,10 +25,10 @@ from roundoff.page.measurement import Study
 from roundoff.script import unit_test_going
 from roundoff.timing import copies, measure, pool, torch_precision
 
-quick = unit_test_going()
 GPU = torch.cuda.is_available() and bool(available(["CUDAExecutionProvider"]))
 DEVICE = "cuda" if GPU else "cpu"
-SIZES = [32, 64, 128] if quick else [256, 512, 1024, 2048, 4096, 8192] if GPU else [256, 512, 1024]
+quick = unit_test_going() or not GPU
+SIZES = [32, 64, 128] if quick else [256, 512, 1024, 2048, 4096, 8192]
 #: ONNX type of the matrices, TF32 in their products.
 TYPES = [(1, False), (1, True), (10, False), (16, False)] if GPU else [(1, False)]
 
@@ -48,8 +48,8 @@ class Case(NamedTuple):
     m: int
     k: int
     widths: tuple[int, ...]
-    separate: bool = False  # whether the products are used one by one
-    name: str = "a shape"
+    separate: bool  # whether the products are used one by one
+    name: str
 
 
 # --- The models and the ways to run them. --------------------------------------------------------
@@ -177,7 +177,7 @@ def contest(case):
                 {way: lambda i, r=r: r[i]() for way, r in runs.items()},
                 rotate=len(buffers),
                 device=DEVICE,
-                budget_s=(0.08 if quick else 0.6 if GPU else 1.5) / 3,
+                budget_s=(0.08 if quick else 0.6) / 3,
                 warmup=3,
                 min_rounds=2,
                 seed=seed,
@@ -206,8 +206,7 @@ def contest(case):
         }
 
 
-width = 128 if quick else 4096 if GPU else 512
-tokens = (1, 16) if quick else (1, 4, 16, 64, 256, 1024, 4096) if GPU else (1, 16, 256)
+width, tokens = (128, (1, 16)) if quick else (4096, (1, 4, 16, 64, 256, 1024, 4096))
 # A layer's weights: the two wide ones of a feed-forward layer; queries, keys and values, of which
 # two are narrow. Each product is used alone, so that the fused models need a Split.
 LAYERS = {"gate-up": (width * 11 // 4,) * 2, "QKV": (width, width // 4, width // 4)}
@@ -220,7 +219,7 @@ def times(args):
     if not GPU:
         torch.set_num_threads(1)  # of two thread pools, each waits for cores that the other has
     for number, tf32 in TYPES:
-        cases = [Case(number, tf32, n, n, (n, n), name=f"square {n}") for n in SIZES]
+        cases = [Case(number, tf32, n, n, (n, n), False, f"square {n}") for n in SIZES]
         for m in tokens:
             for layer, widths in LAYERS.items():
                 if layer == "gate-up" or m in (tokens[0], tokens[-1]):

@@ -55,9 +55,7 @@ study = Study(
     part="gpu" if gpu else "cpu",
 )
 #: Prompts, tokens of each text, requests to the server, texts in a batch.
-PROMPTS, TOKENS, COMPLETIONS, MOST = (2, 2, 3, 2) if quick else (2, 8, 6, 4)
-if gpu:
-    PROMPTS, TOKENS, COMPLETIONS, MOST = 8, 64, 1000, 64
+PROMPTS, TOKENS, COMPLETIONS, MOST = (8, 64, 1000, 64) if gpu else (2, 2, 3, 2)
 BUDGET_S = 0.1 if gpu else 0.02  # for each comparison of times
 
 # --- A row alone, and among others. --------------------------------------------------------------
@@ -67,13 +65,23 @@ ops = import_module(OPS) if gpu and find_spec(OPS) else None
 OTHERS = {OPS: lambda x, w: ops.matmul_persistent(x, w.t())} if ops else {}
 ONE_TILE = Tile(swap=False, rows=128, columns=128, depth=64, warps=8, stages=3)
 KINDS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-#: K → N: on a GPU of models with 7 and 70 billion parameters, and of a small one.
+#: K → N that are timed: of models with 7 and 70 billion parameters and of small ones; joined
+#: weights and vocabularies, too.
 SHAPES = [
-    *([(4096, 4096), (11008, 4096), (4096, 11008), (8192, 1024)] if gpu else []),
-    *[(576, 1536), (1536, 576)],
+    (4096, 4096),
+    (11008, 4096),
+    (4096, 11008),
+    (8192, 1024),
+    (576, 1536),
+    (1536, 576),
+    (4096, 6144),
+    (14336, 4096),
+    (4096, 128256),
+    (576, 49152),
+    (2048, 12288),
 ]
-#: Timed, too: joined weights, vocabularies, and a small model's.
-MORE = [(4096, 6144), (14336, 4096), (4096, 128256), (576, 49152), (2048, 12288)] if gpu else []
+if not gpu:
+    SHAPES = [(576, 1536)]
 COUNTS = [1, 2, 3, 4, 8, 16, 32, 64, 96, 128, *([256, 512, 1024, 2048, 4096] if gpu else [])]
 TIMED = [2**i for i in range(13)] if gpu else [1, 16]
 #: Functions of x and W.
@@ -85,80 +93,68 @@ def alone(args):
     """The first row's bits among others, and the error of ordinary rows."""
     ways = {"torch": linear, "roundoff": matmul}
     ways |= {"one tile": partial(matmul, tile=ONE_TILE)} if gpu else {}
+    k, n = SHAPES[0]
     for kind, dtype in KINDS.items():
-        for k, n in SHAPES if kind == "bfloat16" else SHAPES[:2]:
-            generator = torch.Generator(device).manual_seed(0)
-            draw = partial(torch.randn, generator=generator, device=device)
-            ordinary, weight = (draw(rows, k).to(dtype) for rows in (64, n))
-            empty = (torch.empty(rows, k, dtype=dtype, device=device) for rows in (COUNTS[-1], n))
-            x, w = cancelling(*empty)
-            for way, function in ways.items():
-                rows, y = (
-                    [digest(function(x[:m], w)[0]) for m in COUNTS],
-                    function(ordinary, weight),
-                )
-                yield {
-                    "dtype": kind,
-                    "weight": f"{k} → {n}",
-                    "way": way,
-                    "checksum": int(digest(y)[:5], 16),
-                    "one from": next(m for i, m in enumerate(COUNTS) if len({*rows[i:]}) == 1),
-                    "rms error": scaled_error(
-                        ordinary.double() @ weight.double().T, y, dtype=dtype
-                    ).rms,
-                }
+        generator = torch.Generator(device).manual_seed(0)
+        draw = partial(torch.randn, generator=generator, device=device)
+        ordinary, weight = (draw(rows, k).to(dtype) for rows in (64, n))
+        exact = ordinary.double() @ weight.double().T
+        empty = (torch.empty(rows, k, dtype=dtype, device=device) for rows in (COUNTS[-1], n))
+        x, w = cancelling(*empty)
+        for way, function in ways.items():
+            rows = [digest(function(x[:m], w)[0]) for m in COUNTS]
+            y = function(ordinary, weight)
+            yield {
+                "dtype": kind,
+                "weight": f"{k} → {n}",
+                "way": way,
+                "checksum": int(digest(y)[:5], 16),
+                "one from": next(m for i, m in enumerate(COUNTS) if len({*rows[i:]}) == 1),
+                "rms error": scaled_error(exact, y, dtype=dtype).rms,
+            }
 
 
 # --- Attention of a token: in a batch, in pieces, after padding. ---------------------------------
 
-HEADS, GROUPS, HEAD, LENGTH = (32, 8, 128, 300) if gpu else (4, 2, 16, 70 if quick else 280)
+HEADS, GROUPS, HEAD, LENGTH = (32, 8, 128, 300) if gpu else (4, 2, 16, 70)
 sdpa = partial(scaled_dot_product_attention, enable_gqa=True)
 
 
-def masked(q, k, v, start, attend):
-    """Attention in which the first keys are padding."""
+def attention_by(way, q, k, v, start=0):
+    """As a decoder calls it; the first keys are padding."""
+    if way == "torch" and start == 0:
+        return sdpa(q, k, v, is_causal=True)
     n, keys = q.shape[2], k.shape[2]
     seen = torch.ones(n, keys, dtype=torch.bool, device=q.device).tril(keys - n)
     seen &= torch.arange(keys, device=q.device) >= start
-    return attend(q, k, v, seen)
-
-
-def torch_attention(q, k, v, start=0):
-    """As a decoder calls it."""
-    if start == 0:
-        return sdpa(q, k, v, is_causal=True)
-    return masked(q, k, v, start, sdpa)
-
-
-def our_attention(q, k, v, start=0):
-    """roundoff's attention."""
-    return masked(q, k, v, start, lambda q, k, v, seen: attention(q, k, v, mask=seen[None, None]))
+    if way == "torch":
+        return sdpa(q, k, v, seen)
+    return attention(q, k, v, mask=seen[None, None])
 
 
 @study.table("attention")
 def tokens_of_attention(args):
     """Share of the tokens whose bits are not those of one pass alone; padding is 37 columns."""
     draw = partial(torch.rand, generator=torch.Generator().manual_seed(0))
-    for kind, dtype in KINDS.items():
-        q, k, v = (
-            draw(8, heads, LENGTH, HEAD).sub(0.5).mul(4).to(device, dtype)
-            for heads in (HEADS, GROUPS, GROUPS)
-        )
-        behind = [pad(t[:1], (0, 0, 37, 0)) for t in (k, v)]
-        for way, compute in {"torch": torch_attention, "roundoff": our_attention}.items():
-            whole = compute(q[:1], k[:1], v[:1])
-            texts = {
-                "among 8 texts": compute(q, k, v)[:1],
-                "behind padding": compute(q[:1], *behind, start=37),
+    q, k, v = (
+        draw(8, heads, LENGTH, HEAD).sub(0.5).mul(4).to(device, torch.bfloat16)
+        for heads in (HEADS, GROUPS, GROUPS)
+    )
+    behind = [pad(t[:1], (0, 0, 37, 0)) for t in (k, v)]
+    for way in "torch", "roundoff":
+        whole = attention_by(way, q[:1], k[:1], v[:1])
+        texts = {
+            "among 8 texts": attention_by(way, q, k, v)[:1],
+            "behind padding": attention_by(way, q[:1], *behind, start=37),
+        }
+        for text, y in texts.items():
+            yield {
+                "dtype": "bfloat16",
+                "way": way,
+                "text": text,
+                "checksum": int(digest(whole)[:5], 16),
+                "other tokens": float((y != whole).any(3).any(1).float().mean()),
             }
-            for text, y in texts.items():
-                yield {
-                    "dtype": kind,
-                    "way": way,
-                    "text": text,
-                    "checksum": int(digest(whole)[:5], 16),
-                    "other tokens": float((y != whole).any(3).any(1).float().mean()),
-                }
 
 
 # --- A trained model's texts, in the batches of a server. ----------------------------------------
@@ -243,8 +239,8 @@ def ratios(calls, launches=1):
 @study.table(times=[OPS, "roundoff", "low", "high"])
 def cost(args):
     """Products: time over torch's, in interleaved rounds, each launch with another weight."""
-    found, shapes = [], SHAPES + MORE
-    for kind, each in {"bfloat16": shapes, "float16": shapes[: 10 if gpu else 1]}.items():
+    found = []
+    for kind, each in {"bfloat16": SHAPES, "float16": SHAPES[:10]}.items():
         for k, n in each:
             generator = torch.Generator(device).manual_seed(n)
             draw = partial(torch.randn, generator=generator, device=device, dtype=KINDS[kind])
@@ -305,7 +301,7 @@ def called_times(batch, compiled):
 @study.table(times=GENERATED)
 def called(args):
     """generate of SmolLM2, bfloat16, default cache: time of a changed model over torch's."""
-    for batch in (1, 3, 8, 17, 64) if gpu else (1, 2) if quick else (1, 3):
+    for batch in (1, 3, 8, 17, 64) if gpu else (1, 3):
         yield {"cache": "dynamic", "batch": batch} | called_times(batch, compiled=False)
 
 

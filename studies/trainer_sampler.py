@@ -137,8 +137,6 @@ def clipped(ratio, gain):
 
 def weights_of(way, ratio, gain):
     """The weight of each token in the gradient, by the trainer's cure."""
-    if way == "recomputed":
-        return torch.ones_like(ratio)
     return ratio.clamp(max=LARGEST) if way == "importance weights" else clipped(ratio, gain)
 
 
@@ -354,7 +352,7 @@ def apart(log_ratio):
 def runs(args):
     """Policy gradient with the first two layers: each step of each seed and way."""
     for seed in range(SEEDS):
-        for way in "clipped", "recomputed", "importance weights", "invariant":
+        for way in "clipped", "importance weights", "invariant":
             model = model_of("invariant" if way == "invariant" else "bfloat16", min(LAYERS, 2))
             for row in policy_gradient(copy.deepcopy(model), way, STEPS, WRITTEN, seed):
                 yield {"way": way, "seed": seed, **row}

@@ -110,21 +110,17 @@ def patterns(args):
 # --- Errors against float64. ---------------------------------------------------------------------
 
 
-def errors(m, n, dtype):
-    """Typical error of each result of each implementation."""
-    [(x, dy)], w, b = inputs(m, n, dtype)
-    exact = truth(x, dy, w, b)
-    found = {of: typical(exact, *calls(norm, x, dy, w, b), dtype) for of, norm in norms.items()}
-    for result in exact:
-        row = {"dtype": str(dtype).removeprefix("torch."), "result": result}
-        yield row | {f"{label} RMS": found.get(label, {}).get(result) for label in RATES}
-
-
 @study.table()
 def accuracy(args):
     """Errors in ε × RMS of the truth: 4096 × 8192, interpreted 12 × 96."""
     m, n = (4096, 8192) if gpu else (12, 96)
-    return [row for dtype in TYPES for row in errors(m, n, dtype)]
+    for dtype in TYPES:
+        [(x, dy)], w, b = inputs(m, n, dtype)
+        exact = truth(x, dy, w, b)
+        found = {of: typical(exact, *calls(norm, x, dy, w, b), dtype) for of, norm in norms.items()}
+        for result in exact:
+            row = {"dtype": str(dtype).removeprefix("torch."), "result": result}
+            yield row | {f"{label} RMS": found.get(label, {}).get(result) for label in RATES}
 
 
 # --- Rates, beside those of a stream with the same reads and writes. -----------------------------

@@ -1,27 +1,20 @@
-"""Orders of all-reduce: simulated, found from bits, and those of gloo's own processes."""
+"""Orders of all-reduce: simulated, and found from bits."""
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
-import torch
-import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roundoff.reductions import (
     DTYPES,
     add_in_order,
-    gloo_sum,
     order_probes,
     orders_found,
     ring_sum,
     round_to,
 )
-from roundoff.reductions.orders import gloo_order
-from roundoff.workers import Workers
 
 from .test_reductions import same_bits
 
@@ -68,10 +61,11 @@ def test_a_sum_of_many_at_once_is_one_node() -> None:
 
 def test_elements_of_one_order_are_one_run() -> None:
     probes = order_probes(4, "float32")
-    sums = np.stack([gloo_sum(np.repeat(p[:, None], 1000, axis=1)) for p in probes])
-    runs = orders_found(sums, 4, "float32")
+    rings = [(((0, 1), 2), 3), (((1, 2), 3), 0), (((2, 3), 0), 1), (((3, 0), 1), 2)]
+    sums = np.stack([[add_in_order(p[:, None], ring).item() for ring in rings] for p in probes])
+    runs = orders_found(np.repeat(sums, 250, axis=1), 4, "float32")
     assert [(run.start, run.stop) for run in runs] == [(250 * c, 250 * c + 250) for c in range(4)]
-    assert [as_sets(r.tree) for r in runs] == [as_sets(gloo_order(c, 4)) for c in range(4)]
+    assert [as_sets(r.tree) for r in runs] == [as_sets(ring) for ring in rings]
 
 
 # --- what is simulated
@@ -82,43 +76,3 @@ def test_a_simulated_ring_is_its_tree(dtype: str) -> None:
     parts = parts_of(4, 300, dtype)
     for first, tree in (0, (((0, 1), 2), 3)), (3, (((3, 0), 1), 2)):
         assert same_bits(ring_sum(parts, first), add_in_order(parts, tree))
-
-
-# --- what gloo's own processes do
-
-
-def reduced(item):
-    """One all-reduce for each message of this rank; what rank 0 has."""
-    messages, name = item
-    sums = []
-    for message in messages:
-        kind = getattr(torch, name)
-        total = torch.from_numpy(message).to(kind)
-        dist.all_reduce(total)
-        sums.append(total.double().numpy())
-    return sums if dist.get_rank() == 0 else None
-
-
-@pytest.fixture(scope="module")
-def workers():
-    with Workers(8, limit_s=120) as some:
-        yield some
-
-
-SMALL = (1, 7, 1000, 40_001)
-#: Ranks and sizes. Beyond 1 MiB a piece a chunk has more than two of them.
-LONG = [(3, SMALL), (8, SMALL), (3, [3_700_001]), (2, [3_000_000]), (4, [2_500_003])]
-slow = pytest.mark.slow(reason="many processes on two cores, or messages of 15 MB")
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="workers fork")
-@pytest.mark.parametrize(
-    ("ranks", "sizes"),
-    [(2, SMALL), (4, SMALL), *(pytest.param(*case, marks=slow) for case in LONG)],
-)
-def test_gloo_adds_as_simulated_bit_by_bit(workers, ranks: int, sizes: list[int]) -> None:
-    for dtype in DTYPES if sizes == SMALL else ["float32"]:
-        messages = [parts_of(ranks, size, dtype) for size in sizes]
-        items = [([m[r].astype(np.float64) for m in messages], dtype) for r in range(ranks)]
-        for parts, total in zip(messages, workers.map(reduced, items)[0], strict=True):
-            assert same_bits(round_to(total, dtype, storage=True), gloo_sum(parts)), dtype

@@ -127,7 +127,7 @@ def of_numbers() -> list[Call]:
         (dtypes.onnx_dtype_to_np_dtype, {"itype": 1}),
         (dtypes.onnx_dtype_to_torch_dtype, {"itype": 1}),
         *((function, {"x": F}) for function in of_one),
-        *((function, {"parts": parts}) for function in (r.gloo_sum, r.ring_sum)),
+        (r.ring_sum, {"parts": parts}),
         (r.mean, {"x": F, "dtype": "float32"}),
         (r.round_exact, {"value": Fraction(1, 3), "dtype": "float32"}),
         (r.round_to, {"x": F, "dtype": "float16"}),
@@ -139,7 +139,6 @@ def of_numbers() -> list[Call]:
         (r.add_in_order, {"parts": parts, "tree": ((0, 1), 2)}),
         (r.order_probes, {"ranks": 3, "dtype": "float32"}),
         (r.orders_found, {"sums": sums, "ranks": 3, "dtype": "float32"}),
-        (r.gloo_bounds, {"size": 8, "ranks": 3, "itemsize": 4}),
         (r.tensor_core_matmul, {"a": np.ones((2, 3), "f2"), "b": np.ones((3, 2), "f2")}),
     ]
 

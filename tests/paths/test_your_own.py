@@ -24,7 +24,7 @@ from roundoff import TorchOnnxEvaluator, session
 from roundoff.compare import scaled_error
 from roundoff.errors import RoundoffError
 from roundoff.models import load_trained
-from roundoff.reductions import gloo_sum, round_to
+from roundoff.reductions import add_in_order, round_to
 
 from .pages import PAGES, own_cell, run_cell, run_imports, small_decoder
 
@@ -244,8 +244,9 @@ def test_own_gradients(own: Notebook, dtype: torch.dtype, capsys: pytest.Capture
     own.names["drawn"] = drawn
     names = own.run(mine="drawn")
     parts = round_to(drawn.flatten(1).double().numpy(), str(dtype)[6:], storage=True)
-    wanted = torch.from_numpy(gloo_sum(parts).astype(float)).view(37, 41)
-    assert torch.equal(names["total"].double()[1:], wanted[1:])
+    ring = [add_in_order(parts, tree) for tree in (((2, 1), 0), ((0, 2), 1), ((1, 0), 2))]
+    total = names["total"].double().numpy().ravel()
+    assert (np.array(ring, float) == total)[:, 1:].any(0).all()
     assert names["total"][0, 0].isnan()
     in_order = drawn[0] + drawn[1] + drawn[2]
     count = (in_order.flatten()[1:] != names["total"].flatten()[1:]).sum()

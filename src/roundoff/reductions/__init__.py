@@ -35,8 +35,6 @@ from .data import (
 )
 from .orders import (
     add_in_order,
-    gloo_bounds,
-    gloo_sum,
     order_probes,
     order_text,
     orders_found,
@@ -62,8 +60,6 @@ __all__ = [
     "draw_orders",
     "draw_values",
     "exact_sum",
-    "gloo_bounds",
-    "gloo_sum",
     "judge",
     "mean",
     "moments",

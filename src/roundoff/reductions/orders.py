@@ -24,9 +24,6 @@ from .data import float_array, round_to
 
 __all__ = [
     "add_in_order",
-    "gloo_bounds",
-    "gloo_order",
-    "gloo_sum",
     "order_probes",
     "order_text",
     "orders_found",
@@ -35,9 +32,6 @@ __all__ = [
 
 Array = npt.NDArray[Any]
 Tree = int | tuple[Any, ...]
-
-#: Bytes of a piece that gloo sends at a time, ``AllreduceOptions::kMaxSegmentSize``.
-_GLOO_SEGMENT = 1 << 20
 
 
 def add_in_order(parts: Array, tree: Tree) -> Array:
@@ -278,87 +272,6 @@ def _common(tree: Tree, ranks: int) -> Array:
 
 
 # --- orders of all-reduce algorithms
-
-
-def gloo_order(chunk: int, ranks: int) -> Tree:
-    """The order of gloo's ring in one of its chunks: down the ranks, its own comes last.
-
-    Examples
-    --------
-    >>> order_text(gloo_order(0, 4)), order_text(gloo_order(3, 4))
-    ('3 + 2 + 1 + 0', '2 + 1 + 0 + 3')
-    """
-    tree: Tree = (chunk - 1) % ranks
-    for step in range(2, ranks + 1):
-        tree = (tree, (chunk - step) % ranks)
-    return tree
-
-
-def gloo_bounds(size: int, ranks: int, itemsize: int) -> list[int]:
-    """Where gloo's ring cuts a message: chunk c has the elements from bound c up to bound c + 1.
-
-    A chunk for each rank, each of two pieces or, so that none is above 1 MiB, of more; the last
-    chunks of a short message are empty.
-
-    Parameters
-    ----------
-    size : int
-        Elements.
-    ranks : int
-    itemsize : int
-        Bytes of an element.
-
-    References
-    ----------
-    gloo, `gloo/allreduce.cc <https://github.com/pytorch/gloo/blob/main/gloo/allreduce.cc>`_.
-
-    Examples
-    --------
-    >>> gloo_bounds(1000, 8, 4)
-    [0, 126, 252, 378, 504, 630, 756, 882, 1000]
-    >>> gloo_bounds(3, 4, 4)
-    [0, 2, 3, 3, 3]
-    """
-    check_whole("size", size, 0)
-    check_whole("ranks", ranks, 1)
-    check_whole("itemsize", itemsize, 1)
-    largest = itemsize * max(1, _GLOO_SEGMENT // itemsize)
-    of_rank = _divided(max(_divided(size * itemsize, largest), 2 * ranks), ranks)
-    piece = _divided(_divided(size * itemsize, of_rank * ranks), itemsize)  # in elements
-    return [min(rank * of_rank * piece, size) for rank in range(ranks + 1)]
-
-
-def _divided(number: int, by: int) -> int:
-    return -(-number // by)  # rounded up
-
-
-def gloo_sum(parts: Array) -> Array:
-    """What gloo's all-reduce gives for these parts, bit for bit.
-
-    Parameters
-    ----------
-    parts : ndarray, shape (ranks, size)
-        In the type of the message, in which gloo adds, too.
-
-    Returns
-    -------
-    ndarray, shape (size,), same dtype
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> parts = np.float32([[1e8] * 3, [-1e8] * 3, [1] * 3])
-    >>> gloo_sum(np.repeat(parts, 2, axis=1)).tolist()  # 2 + 1 + 0, 0 + 2 + 1, 1 + 0 + 2
-    [0.0, 0.0, 0.0, 0.0, 1.0, 1.0]
-    """
-    parts = _parts(parts)
-    bounds = gloo_bounds(parts.shape[1], len(parts), parts.dtype.itemsize)
-    return np.concatenate(
-        [
-            add_in_order(parts[:, a:b], gloo_order(chunk, len(parts)))
-            for chunk, (a, b) in enumerate(neighbours(bounds))
-        ]
-    )
 
 
 def ring_sum(parts: Array, first: int = 0) -> Array:

@@ -1,4 +1,4 @@
-"""The README: its numbers are the records', so are those of its picture, its metadata agree."""
+"""The README: its numbers and those of its picture are the records', its metadata agree."""
 
 import re
 

@@ -7,12 +7,14 @@ inductor, called and replayed as CUDA graphs. Times, bits, and errors against fl
 The page tells the story with small experiments. This file measures the full grid, writes the
 record, and defines each number that the page may print.
 
+    python studies/gemm_fusion.py --config 256,512 --itype 1 --repeat 10
     python studies/gemm_fusion.py --record
 """
 
 from __future__ import annotations
 
 from functools import cache, partial
+from itertools import product
 from typing import NamedTuple
 
 import onnx.parser
@@ -28,15 +30,17 @@ from roundoff.timing import copies, measure, pool, torch_precision
 GPU = torch.cuda.is_available() and bool(available(["CUDAExecutionProvider"]))
 DEVICE = "cuda" if GPU else "cpu"
 quick = unit_test_going() or not GPU
-SIZES = [32, 64, 128] if quick else [256, 512, 1024, 2048, 4096, 8192]
-#: ONNX type of the matrices, TF32 in their products.
-TYPES = [(1, False), (1, True), (10, False), (16, False)] if GPU else [(1, False)]
+SIZES = "32,64,128" if quick else "256,512,1024,2048,4096,8192"
 
 study = Study(
     "plot_gemm_fusion",
     "One large Gemm or several small ones: times, bits and errors in ONNX Runtime and PyTorch.",
     on="nvidia-h200",
     part="gpu" if GPU else "cpu",
+    config=(SIZES, "sides of the squares"),
+    itype=("1,10,16" if GPU else "1", "ONNX types: 1 (float32), 10 (float16), 16 (bfloat16)"),
+    warmup=(3, "least calls before the first round", 0),
+    repeat=(6, "least number of rounds", 1),
 )
 
 
@@ -150,7 +154,7 @@ def buffers_of(case, touched, seed):
         yield x.clone(), [w.clone() for w in weights], torch.cat(weights, 1)
 
 
-def contest(case):
+def contest(case, warmup, repeat):
     """A row for each way that runs: time, ratio to ORT's unfused time, error against float64.
 
     A case is set up three times, and the intervals come from how these differ.
@@ -178,8 +182,8 @@ def contest(case):
                 rotate=len(buffers),
                 device=DEVICE,
                 budget_s=(0.08 if quick else 0.6) / 3,
-                warmup=3,
-                min_rounds=2,
+                warmup=warmup,
+                min_rounds=-(-repeat // 3),
                 seed=seed,
             )
         )
@@ -218,8 +222,11 @@ def times(args):
     stream = torch.cuda.Stream() if GPU else None  # ONNX Runtime computes on it, too
     if not GPU:
         torch.set_num_threads(1)  # of two thread pools, each waits for cores that the other has
-    for number, tf32 in TYPES:
-        cases = [Case(number, tf32, n, n, (n, n), False, f"square {n}") for n in SIZES]
+    sizes = [int(size) for size in args.config.split(",")]
+    for number, tf32 in product(map(int, args.itype.split(",")), (False, True)):
+        if tf32 and not (GPU and number == 1):
+            continue
+        cases = [Case(number, tf32, n, n, (n, n), False, f"square {n}") for n in sizes]
         for m in tokens:
             for layer, widths in LAYERS.items():
                 if layer == "gate-up" or m in (tokens[0], tokens[-1]):
@@ -228,7 +235,7 @@ def times(args):
         # A CUDA graph cannot be captured on torch's default stream.
         with torch_precision(tf32), torch.cuda.stream(stream):
             for case in cases:
-                yield from contest(case)
+                yield from contest(case, args.warmup, args.repeat)
 
 
 # --- Values: what pages may print. ---------------------------------------------------------------

@@ -27,10 +27,10 @@ from roundoff.page.measurement import Study
 from roundoff.script import unit_test_going
 from roundoff.timing import copies, measure, pool, torch_precision
 
+quick = unit_test_going()
 GPU = torch.cuda.is_available() and bool(available(["CUDAExecutionProvider"]))
 DEVICE = "cuda" if GPU else "cpu"
-quick = unit_test_going() or not GPU
-SIZES = "32,64,128" if quick else "256,512,1024,2048,4096,8192"
+SIZES = "32,64,128" if quick else "256,512,1024,2048,4096,8192" if GPU else "256,512,1024"
 
 study = Study(
     "plot_gemm_fusion",
@@ -52,8 +52,8 @@ class Case(NamedTuple):
     m: int
     k: int
     widths: tuple[int, ...]
-    separate: bool  # whether the products are used one by one
-    name: str
+    separate: bool = False  # whether the products are used one by one
+    name: str = "a shape"
 
 
 # --- The models and the ways to run them. --------------------------------------------------------
@@ -181,7 +181,7 @@ def contest(case, warmup, repeat):
                 {way: lambda i, r=r: r[i]() for way, r in runs.items()},
                 rotate=len(buffers),
                 device=DEVICE,
-                budget_s=(0.08 if quick else 0.6) / 3,
+                budget_s=(0.08 if quick else 0.6 if GPU else 1.5) / 3,
                 warmup=warmup,
                 min_rounds=-(-repeat // 3),
                 seed=seed,
@@ -210,7 +210,8 @@ def contest(case, warmup, repeat):
         }
 
 
-width, tokens = (128, (1, 16)) if quick else (4096, (1, 4, 16, 64, 256, 1024, 4096))
+width = 128 if quick else 4096 if GPU else 512
+tokens = (1, 16) if quick else (1, 4, 16, 64, 256, 1024, 4096) if GPU else (1, 16, 256)
 # A layer's weights: the two wide ones of a feed-forward layer; queries, keys and values, of which
 # two are narrow. Each product is used alone, so that the fused models need a Split.
 LAYERS = {"gate-up": (width * 11 // 4,) * 2, "QKV": (width, width // 4, width // 4)}
@@ -220,13 +221,13 @@ LAYERS = {"gate-up": (width * 11 // 4,) * 2, "QKV": (width, width // 4, width //
 def times(args):
     """A row for each case and way: milliseconds, ratio to ORT's unfused time, errors."""
     stream = torch.cuda.Stream() if GPU else None  # ONNX Runtime computes on it, too
+    sizes = [int(size) for size in args.config.split(",")]
     if not GPU:
         torch.set_num_threads(1)  # of two thread pools, each waits for cores that the other has
-    sizes = [int(size) for size in args.config.split(",")]
     for number, tf32 in product(map(int, args.itype.split(",")), (False, True)):
         if tf32 and not (GPU and number == 1):
             continue
-        cases = [Case(number, tf32, n, n, (n, n), False, f"square {n}") for n in sizes]
+        cases = [Case(number, tf32, n, n, (n, n), name=f"square {n}") for n in sizes]
         for m in tokens:
             for layer, widths in LAYERS.items():
                 if layer == "gate-up" or m in (tokens[0], tokens[-1]):

@@ -7,12 +7,14 @@ inductor, called and replayed as CUDA graphs. Times, bits, and errors against fl
 The page tells the story with small experiments. This file measures the full grid, writes the
 record, and defines each number that the page may print.
 
+    python studies/gemm_fusion.py --config 256,512 --itype 1 --repeat 10
     python studies/gemm_fusion.py --record
 """
 
 from __future__ import annotations
 
 from functools import cache, partial
+from itertools import product
 from typing import NamedTuple
 
 import onnx.parser
@@ -25,18 +27,20 @@ from roundoff.page.measurement import Study
 from roundoff.script import unit_test_going
 from roundoff.timing import copies, measure, pool, torch_precision
 
+quick = unit_test_going()
 GPU = torch.cuda.is_available() and bool(available(["CUDAExecutionProvider"]))
 DEVICE = "cuda" if GPU else "cpu"
-quick = unit_test_going() or not GPU
-SIZES = [32, 64, 128] if quick else [256, 512, 1024, 2048, 4096, 8192]
-#: ONNX type of the matrices, TF32 in their products.
-TYPES = [(1, False), (1, True), (10, False), (16, False)] if GPU else [(1, False)]
+SIZES = "32,64,128" if quick else "256,512,1024,2048,4096,8192" if GPU else "256,512,1024"
 
 study = Study(
     "plot_gemm_fusion",
     "One large Gemm or several small ones: times, bits and errors in ONNX Runtime and PyTorch.",
     on="nvidia-h200",
     part="gpu" if GPU else "cpu",
+    config=(SIZES, "sides of the squares"),
+    itype=("1,10,16" if GPU else "1", "ONNX types: 1 (float32), 10 (float16), 16 (bfloat16)"),
+    warmup=(3, "least calls before the first round", 0),
+    repeat=(6, "least number of rounds", 1),
 )
 
 
@@ -48,8 +52,8 @@ class Case(NamedTuple):
     m: int
     k: int
     widths: tuple[int, ...]
-    separate: bool  # whether the products are used one by one
-    name: str
+    separate: bool = False  # whether the products are used one by one
+    name: str = "a shape"
 
 
 # --- The models and the ways to run them. --------------------------------------------------------
@@ -150,7 +154,7 @@ def buffers_of(case, touched, seed):
         yield x.clone(), [w.clone() for w in weights], torch.cat(weights, 1)
 
 
-def contest(case):
+def contest(case, warmup, repeat):
     """A row for each way that runs: time, ratio to ORT's unfused time, error against float64.
 
     A case is set up three times, and the intervals come from how these differ.
@@ -177,9 +181,9 @@ def contest(case):
                 {way: lambda i, r=r: r[i]() for way, r in runs.items()},
                 rotate=len(buffers),
                 device=DEVICE,
-                budget_s=(0.08 if quick else 0.6) / 3,
-                warmup=3,
-                min_rounds=2,
+                budget_s=(0.08 if quick else 0.6 if GPU else 1.5) / 3,
+                warmup=warmup,
+                min_rounds=-(-repeat // 3),
                 seed=seed,
             )
         )
@@ -206,7 +210,8 @@ def contest(case):
         }
 
 
-width, tokens = (128, (1, 16)) if quick else (4096, (1, 4, 16, 64, 256, 1024, 4096))
+width = 128 if quick else 4096 if GPU else 512
+tokens = (1, 16) if quick else (1, 4, 16, 64, 256, 1024, 4096) if GPU else (1, 16, 256)
 # A layer's weights: the two wide ones of a feed-forward layer; queries, keys and values, of which
 # two are narrow. Each product is used alone, so that the fused models need a Split.
 LAYERS = {"gate-up": (width * 11 // 4,) * 2, "QKV": (width, width // 4, width // 4)}
@@ -216,10 +221,13 @@ LAYERS = {"gate-up": (width * 11 // 4,) * 2, "QKV": (width, width // 4, width //
 def times(args):
     """A row for each case and way: milliseconds, ratio to ORT's unfused time, errors."""
     stream = torch.cuda.Stream() if GPU else None  # ONNX Runtime computes on it, too
+    sizes = [int(size) for size in args.config.split(",")]
     if not GPU:
         torch.set_num_threads(1)  # of two thread pools, each waits for cores that the other has
-    for number, tf32 in TYPES:
-        cases = [Case(number, tf32, n, n, (n, n), False, f"square {n}") for n in SIZES]
+    for number, tf32 in product(map(int, args.itype.split(",")), (False, True)):
+        if tf32 and not (GPU and number == 1):
+            continue
+        cases = [Case(number, tf32, n, n, (n, n), name=f"square {n}") for n in sizes]
         for m in tokens:
             for layer, widths in LAYERS.items():
                 if layer == "gate-up" or m in (tokens[0], tokens[-1]):
@@ -228,7 +236,7 @@ def times(args):
         # A CUDA graph cannot be captured on torch's default stream.
         with torch_precision(tf32), torch.cuda.stream(stream):
             for case in cases:
-                yield from contest(case)
+                yield from contest(case, args.warmup, args.repeat)
 
 
 # --- Values: what pages may print. ---------------------------------------------------------------

@@ -113,7 +113,7 @@ STUDIES = {
     "bits_to_words": "",
     "all_reduce_order": "",
     "layer_norm_discrepancies": "",
-    "gemm_fusion": "",
+    "gemm_fusion": "--config 24,40 --itype 1 --warmup 0 --repeat 1",
     "layer_norm_ladder": "",
 }
 

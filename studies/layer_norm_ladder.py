@@ -3,13 +3,16 @@
 Each step of the page at three widths: its rate over that of a kernel with the same reads and
 writes, its registers and spills, and how many different dw its runs give.
 
-The kernels are the page's own. The last step of the backward and the forward in pieces are the
-library's kernels, and "read twice" is the library's for rows that no registers hold. GB/s count 2MN
+The kernels are the page's own, and a forward in pieces. The last step of the backward is the
+library's kernel, and "read twice" is the library's for rows that no registers hold. GB/s count 2MN
 elements forward and 3MN backward. Registers and spills are the compiler's, for sm_90 (H100, H200),
 and need no GPU.
 
     python studies/layer_norm_ladder.py --record
 """
+
+# A language of its own, typed by Triton.
+# ruff: noqa: RUF005
 
 import ast
 from contextlib import nullcontext
@@ -20,14 +23,16 @@ from types import SimpleNamespace
 
 import torch
 import triton
+import triton.language as tl
 
 from roundoff.compare import digest
 from roundoff.kernels import interpreting, shuffled_programs
 from roundoff.kernels._norm_tilings import CHUNKS
-from roundoff.kernels._row_norm import forward_of, gradients_of
+from roundoff.kernels._row_norm import gradients_of
 from roundoff.kernels._runtime import multiprocessors
 from roundoff.kernels.ahead import Compile, compiled_ahead
 from roundoff.kernels.baselines import layer_norms, stream
+from roundoff.kernels.lessons import kernel, sum_along
 from roundoff.page.measurement import Study
 from roundoff.script import unit_test_going
 from roundoff.timing import copies, measure
@@ -43,7 +48,7 @@ study = Study(
 )
 ROWS, EPS = 4096, 1e-5
 
-# --- The kernels of the page. --------------------------------------------------------------------
+# --- The kernels: those of the page, and a forward that the page does not need. ------------------
 
 PAGE = Path(__file__).parents[1] / "gallery" / "kernels" / "plot_layer_norm_ladder.py"
 
@@ -62,6 +67,44 @@ def kernels_of(path):
 
 
 ours = kernels_of(PAGE)
+C = tl.constexpr
+
+
+@kernel
+def column_piece(W, k: C, K: C, P: C, cols, last):
+    """Piece k of a vector; only the last of K pieces can end beyond it."""
+    if k == K - 1:
+        return tl.load(W + cols + k * P, mask=last, other=0.0)
+    else:
+        return tl.load(W + cols + k * P)
+
+
+@kernel
+def pieces_forward(X, W, B, Y, MEAN, RSTD, N, EPS: C, P: C, K: C):
+    """A row is K pieces of P columns, which stay in registers."""
+    row, cols = tl.program_id(0), tl.arange(0, P)
+    last = (K - 1) * P + cols < N  # only the last piece ends beyond the row
+    x = ()
+    total = tl.full((P,), 0.0, tl.float32)
+    for k in tl.static_range(K):
+        x = x + (column_piece(X + row * N, k, K, P, cols, last),)
+        total += x[k].to(tl.float32)
+    mean = sum_along(total, 0) / N
+    squares = tl.full((P,), 0.0, tl.float32)
+    for k in tl.static_range(K):
+        centred = x[k].to(tl.float32) - mean
+        if k == K - 1:
+            centred = tl.where(last, centred, 0.0)
+        squares += centred * centred
+    rstd = 1 / tl.sqrt(sum_along(squares, 0) / N + EPS)
+    for k in tl.static_range(K):
+        weight = column_piece(W, k, K, P, cols, last).to(tl.float32)
+        bias = column_piece(B, k, K, P, cols, last).to(tl.float32)
+        y = (x[k].to(tl.float32) - mean) * rstd * weight + bias
+        inside = k * P + cols < N
+        tl.store(Y + row * N + k * P + cols, y.to(Y.dtype.element_ty), mask=inside)
+    tl.store(MEAN + row, mean)
+    tl.store(RSTD + row, rstd)
 
 
 # --- Steps: which kernel a step is, and how it is launched. --------------------------------------
@@ -78,19 +121,24 @@ BACKWARD = (
     "read twice",
     "roundoff",
 )
+STEPS = {"forward": FORWARD, "backward": BACKWARD}
 #: Steps that are the library's kernels.
-REAL = {"forward": ("pieces",), "backward": ("read twice", "roundoff")}
+REAL = ("read twice", "roundoff")
 #: Programs of each multiprocessor, where a program does not take one row.
 PER_SM = dict.fromkeys(BACKWARD, 1) | {"atomic": 0, "two programs": 2}
 
 
-def step_of(name, n, itemsize=2, piece=None):
+def step_of(direction, name, n, itemsize=2, piece=None):
     """Kernel, warps and constants of a step; None where a row does not fit it."""
     size, block = n * itemsize // 2, triton.next_power_of_2(n)
     # As Triton's tutorial has it up to 16,384 columns; a wider block has more threads.
     few = 16 if block > 16384 else min(max(block // 256, 1), 8)
     if name == "one block":
         return Compile(ours.row_forward, few, {"P": block, "EPS": EPS})
+    if direction == "forward":
+        warps = 8 if size > 16384 else 4
+        piece = piece or (1024 if size <= 7168 else warps * 512) * 2 // itemsize
+        return Compile(pieces_forward, warps, {"P": piece, "K": -(-n // piece), "EPS": EPS})
     if name in ("atomic", "two stages"):
         kernel = ours.atomic_backward if name == "atomic" else ours.simple_backward
         return Compile(kernel, few, {"P": block})
@@ -106,29 +154,32 @@ def step_of(name, n, itemsize=2, piece=None):
     return Compile(ours.pieces_backward, warps, constants)
 
 
+def fits(direction, name, n):
+    """Whether registers and shared memory hold what a step keeps there, in float16."""
+    return name in REAL or step_of(direction, name, n) is not None
+
+
 def launch(step, programs, values):
     """Run a step with so many programs."""
     names = [p for p in step.kernel.arg_names if p not in step.constants]
     step.kernel[(programs,)](*(values[p] for p in names), **step.constants, num_warps=step.warps)
 
 
-def forward(name, x, w, b):
+def forward(name, x, w, b, piece=None):
     """y (M, N); mean and rstd (2, M)."""
-    if name in REAL["forward"]:
-        return forward_of(x, w, b, EPS)
     y, stats = torch.empty_like(x), x.new_empty((2, len(x)), dtype=torch.float32)
     values = {"X": x, "W": w, "B": b, "Y": y, "MEAN": stats[0], "RSTD": stats[1], "N": x.shape[1]}
-    launch(step_of(name, x.shape[1]), len(x), values)
+    launch(step_of("forward", name, x.shape[1], x.element_size(), piece), len(x), values)
     return y, stats
 
 
 def backward(name, dy, x, w, stats, piece=None):
     """dx (M, N), dw and db (N,), from the statistics of a forward."""
-    if name in REAL["backward"]:
+    if name in REAL:
         tiling = CHUNKS if name == "read twice" else None
         return gradients_of(dy, x, w, w, stats, tiling=tiling)
     (m, n), dx = x.shape, torch.empty_like(x)
-    step = step_of(name, n, x.element_size(), piece)
+    step = step_of("backward", name, n, x.element_size(), piece)
     if interpreting() and "PACKED" in step.constants:
         step.constants["PACKED"] = False
     tiles = -(-m // step.constants.get("R", 1))
@@ -207,10 +258,9 @@ def rates(direction, n, names):
 def climb(direction, steps):
     """A row for each width and step; registers and spills are those of a kernel of the page."""
     for n in WIDTHS:
-        made = {name: step_of(name, n) for name in steps if name not in REAL[direction]}
-        own = [name for name, step in made.items() if step]  # the others do not fit
-        names = [name for name in steps if name in own or name not in made]
-        compiled = compiled_ahead([made[name] for name in own])
+        names = [name for name in steps if fits(direction, name, n)]
+        own = [name for name in names if name not in REAL]
+        compiled = compiled_ahead([step_of(direction, name, n) for name in own])
         taken, found = dict(zip(own, compiled, strict=True)), {}
         if gpu:
             found = rates(direction, n, names)

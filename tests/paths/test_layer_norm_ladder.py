@@ -35,7 +35,7 @@ def near(a, e, dtype, rows=1):
 def test_any_shape_against_float64(rows, columns, dtype, piece, forward, backward):
     norm = norm_of(rows, columns, dtype)
     x, w = norm["x"], norm["weight"]
-    y, stats = STUDY["forward"](forward, x, w, norm["bias"])
+    y, stats = STUDY["forward"](forward, x, w, norm["bias"], piece=piece)
     near(y, norm["exact y"], dtype)
     near(stats, torch.stack([norm["mean"], norm["rstd"]]), torch.float32)
     results = STUDY["backward"](backward, norm["dy"], x, w, stats, piece=piece)

@@ -1,8 +1,12 @@
-"""The README: its numbers and those of its picture are the records', its metadata agree."""
+"""The README: its numbers are the records', its picture is drawn from them, its metadata agree."""
 
 import re
+import sys
 
 from .pages import ROOT, record_of
+
+sys.path.insert(0, str(ROOT / "studies"))
+import readme_picture
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -20,24 +24,16 @@ def test_the_two_numbers_are_those_of_the_records() -> None:
     assert README.count(f"{second} % of {row['completions']:,}") == 1
 
 
-def test_the_picture_and_its_words_have_the_values_of_the_records() -> None:
-    """A bar begins at 250, the longest of each half has 330 pixels, and the shortest has two."""
-    gaps = record_of("plot_layer_norm_discrepancies", "nvidia-h200").tables["gaps"]
-    gaps = gaps.set_index("tf32")
-    errors = [gaps["torch error"]["ORT alone"], *gaps["ORT error"][["ORT alone", "neither"]]]
-    texts = record_of("plot_batch_invariance", "nvidia-h200").tables["texts"]
-    texts = texts[texts["served"] == "server"].set_index("way")["other texts"]
-    shares = [texts["torch"], texts["roundoff"]]
+def test_the_picture_is_drawn_from_the_records() -> None:
+    """``python studies/readme_picture.py`` draws it again."""
+    assert readme_picture.PICTURE.read_text("utf-8") == readme_picture.picture()
+
+
+def test_the_picture_in_words_has_the_values_in_the_picture() -> None:
     (words, path) = re.findall(r"!\[(.+)\]\((.+)\)", README)[0]
-    picture = (ROOT / path).read_text("utf-8")
-    lengths = map(float, re.findall(r'<rect x="250" .*width="([\d.]+)"', picture))
-    printed = re.findall(r'<text x="[\d.]+" y="\d+">([\d.]+%?)<', picture)
-    shown = [f"{error:.3g}" for error in errors] + [f"{share:.0%}" for share in shares]
-    assert printed == shown
-    assert re.findall(r"\d[\d.]*%?(?=[,.])", words) == shown
-    longest = [max(errors)] * 3 + [max(shares)] * 2
-    for length, value, most in zip(lengths, errors + shares, longest, strict=True):
-        assert abs(length - max(330 * value / most, 2)) < 0.1
+    assert ROOT / path == readme_picture.PICTURE
+    for _, _, printed in readme_picture.errors() + readme_picture.texts():
+        assert printed in words
 
 
 def test_every_file_that_the_readme_links_to_is_there() -> None:

@@ -52,6 +52,8 @@ NAMES = (
     "nn.functional.scaled_dot_product_attention",
     *("neg", "clamp", "nn.functional.softplus", "nn.functional.pad constant"),
     *("floor_divide", "where", "sort", "nn.functional.embedding_bag", "linalg.inv"),
+    *("bitwise_or", "cos", "sin", "ge", "le", "lt", "ne", "expand", "repeat", "permute", "view"),
+    *("split", "split_with_sizes", "squeeze", "unsqueeze", "full_like"),
 )
 
 

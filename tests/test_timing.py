@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -211,3 +212,10 @@ def test_half_the_work_takes_about_half_the_time_on_a_gpu(cuda_graph):
         budget_s=1.0,
     )
     assert 0.4 < found.ratio("half", "all").value < 0.65
+
+
+@pytest.mark.parametrize("in_a_terminal", [True, False])
+def test_a_bar_shows_progress_in_a_terminal_alone(monkeypatch, capsys, in_a_terminal):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: in_a_terminal, raising=False)
+    measure({"sum": lambda: sum(range(100))}, budget_s=0.2, min_rounds=3)
+    assert ("round/s" in capsys.readouterr().err) == in_a_terminal

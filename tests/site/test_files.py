@@ -107,6 +107,15 @@ def test_a_name_of_the_reference_lists_the_pages_that_use_it(site: Path) -> None
     assert not missing, "\n".join(missing)
 
 
+def test_the_gallery_shows_answers_in_both_colours(site: Path) -> None:
+    page = (site / "gallery" / "index.html").read_text("utf-8")
+    shown = re.findall(r'class="only-(light|dark)" alt="" src="\.\./_images/(\w+)\.svg"', page)
+    names = [name for scheme, name in shown if scheme == "light"]
+    assert names
+    assert [name for scheme, name in shown if scheme == "dark"] == [f"{n}_dark" for n in names]
+    assert all((site / "_images" / f"{name}.svg").exists() for _, name in shown)
+
+
 def test_a_published_site_names_its_addresses(tmp_path: Path) -> None:
     """A site of two pages, built for an address below another site."""
     (tmp_path / "index.rst").write_text("Home\n====\n\nFirst words.\n\n.. toctree::\n\n   a\n")

@@ -102,7 +102,9 @@ def test_a_tensor_without_values_shows_its_class() -> None:
     with FakeTensorMode():
         fake = torch.zeros(2)
     assert string_type(fake, True, True) == "FakeTensor(...)"
-    assert string_type(torch.zeros(2).to_sparse(), True, True) == "Tensor(...)"
+    nested = torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])
+    for tensor in (torch.zeros(2).to_sparse(), nested):
+        assert string_type(tensor, True, True) == "Tensor(...)"
 
 
 def test_memory_is_shared_where_it_can_be() -> None:

@@ -260,14 +260,13 @@ class _Describer:
 
     def _tensor(self, obj: Any) -> str:
         is_array = not isinstance(obj, torch.Tensor)
-        shape = f"s{'x'.join(map(str, obj.shape))}" if self.with_shape else f"r{obj.ndim}"
-        if is_text(obj):
-            return f"A8{shape}"
         try:
             typed = as_tensor(obj)
-        except RoundoffError:
+        except RoundoffError:  # of a nested tensor, no shape can be asked for
             return f"{type(obj).__name__}(...)"
-        assert typed is not None
+        shape = f"s{'x'.join(map(str, obj.shape))}" if self.with_shape else f"r{obj.ndim}"
+        if typed is None:
+            return f"A8{shape}"
         tensor, info = typed
         device = "" if is_array or not self.with_device else "G" if tensor.is_cuda else "C"
         text = f"{device}{'A' if is_array else 'T'}{info.onnx}{shape}"

@@ -206,6 +206,8 @@ def test_pytrees_merge() -> None:
 def test_strings() -> None:
     found = max_diff(np.array(["a", "b"], object), np.array([b"a", b"c"], object))
     assert (found["abs"], found["differ"], found["n"]) == (math.inf, 1, 2)
+    assert (found.index, found.expected, found.got) == ((1,), "b", b"c")
+    assert max_diff(["x", {"k": "y"}], ["x", {"k": "z"}]).where == "[1]['k']"
     assert max_diff("x", "x")["abs"] == 0
 
 

@@ -115,10 +115,13 @@ def _texts(e: np.ndarray[Any, Any], g: np.ndarray[Any, Any], where: str) -> Diff
     if e.shape != g.shape:
         return unlike(f"shape {e.shape} against {g.shape}" + (f" at {where}" if where else ""))
     total = identical(e.size)
-    differ = sum(_decoded(a) != _decoded(b) for a, b in zip(e.flat, g.flat, strict=True))
-    total.update(ulp=None, differ=differ)
-    if differ:
+    pairs = zip(e.flat, g.flat, strict=True)
+    apart = [place for place, (a, b) in enumerate(pairs) if _decoded(a) != _decoded(b)]
+    total.update(ulp=None, differ=len(apart))
+    if apart:
+        first = tuple(int(i) for i in np.unravel_index(apart[0], e.shape))
         total.update(abs=math.inf, rel=math.inf, rel_nonzero=math.inf, sum=math.inf)
+        total.update(argm=first, where=where, expected=e[first], got=g[first])
     return total
 
 

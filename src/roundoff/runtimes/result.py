@@ -94,7 +94,7 @@ class RuntimeComparison:
         Model, element types and device, in words.
     tolerances : dict of str to CalibratedTolerance
         For each output, ``|torch − ORT| <= atol + rtol |ORT|``, and the module likewise: at most
-        one fresh feed of the same kind in 300 fails. ``passes`` is the size of a fault that is not
+        one fresh feed of the same kind in 300 fails. ``rtol`` is the size of a fault that is not
         seen; ``reason`` says why there is none.
     quantization : object or None
         What quantisation costs a model with quantised nodes, and at which of them.

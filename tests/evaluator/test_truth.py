@@ -77,6 +77,13 @@ def test_dynamic_quantisation_is_that_of_onnx_runtime(scale: float, shift: float
             torch.testing.assert_close(one.to(other.dtype), other, rtol=1e-6 * len(options), atol=0)
 
 
+def test_quantisation_to_uint16_has_a_truth() -> None:
+    graph = "(float[n] X, float S, uint16 Z) => (uint16[n] Y) { Y = QuantizeLinear(X, S, Z) }"
+    x, step, zero = np.float32([-9, -0.5, 0.75, 9]), np.float32(2.0**-13), np.uint16(32768)
+    (found,) = truth(text(f"agraph {graph}", opset=21), {"X": x, "S": step, "Z": zero})
+    assert found.tolist() == [0, 28672, 38912, 65535]
+
+
 #: Graph, and why it has no truth.
 NONE = [
     (

@@ -17,7 +17,7 @@ from .common import (
     torch_kernel,
 )
 
-_INTEGERS = {torch.int8, torch.uint8, torch.int16, torch.int32}
+_INTEGERS = {torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32}
 
 
 def _spread(scale: Tensor, x: Tensor, axis: int) -> Tensor:

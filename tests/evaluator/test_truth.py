@@ -84,6 +84,16 @@ def test_quantisation_to_uint16_has_a_truth() -> None:
     assert found.tolist() == [0, 28672, 38912, 65535]
 
 
+@pytest.mark.parametrize(
+    "op_type", ["HardSigmoid", "Selu", "Shrink", "Softsign", "ThresholdedRelu"]
+)
+def test_an_activation_of_opset_18_has_a_truth(op_type: str) -> None:
+    model = text(f"g (float[n] X) => (float[n] Y) {{ Y = {op_type}(X) }}")
+    feeds = {"X": np.float32([-1.5, 0.25, 2])}
+    (wanted,) = TorchOnnxEvaluator(model, kernels="reference").run(feeds)
+    torch.testing.assert_close(truth(model, feeds)[0].float(), wanted)
+
+
 #: Graph, and why it has no truth.
 NONE = [
     (

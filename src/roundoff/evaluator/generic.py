@@ -125,7 +125,9 @@ def _by_types(
         feeds = {name: x for name, x in zip(names, inputs, strict=True) if x is not None}
         if types not in made:
             protos = {name: type_proto(x, shape) for name, x in feeds.items()}
-            made[types] = make(_alone(node, names[: len(node.inputs)], protos))
+            # A definition may need a newer opset than the version of its operator.
+            opset = node.opset if shape or node.subgraphs else node.version
+            made[types] = make(_alone(node, names[: len(node.inputs)], protos, opset))
         values, device = iter(to_value(made[types](feeds))), node.settings.device
         outputs = tuple(on_device(next(values), device) if name else None for name in node.outputs)
         return outputs if len(outputs) > 1 else outputs[0]
@@ -133,7 +135,7 @@ def _by_types(
     return call
 
 
-def _alone(node: Node, names: list[str], feeds: dict[str, TypeProto]) -> ModelProto:
+def _alone(node: Node, names: list[str], feeds: dict[str, TypeProto], opset: int) -> ModelProto:
     """A model of this node alone, with these names for its inputs."""
     reads = [name if name in feeds else "" for name in names]
     while reads and not reads[-1]:  # a trailing input named "" crashes ONNX Runtime
@@ -152,10 +154,10 @@ def _alone(node: Node, names: list[str], feeds: dict[str, TypeProto]) -> ModelPr
         [helper.make_value_info(name, type_) for name, type_ in feeds.items()],
         [helper.make_value_info(name, TypeProto()) for name in proto.output if name],
     )
-    opsets = {"": 21} | {node.domain: max(1, node.opset if node.subgraphs else node.version)}
+    opsets = {"": 21} | {node.domain: max(1, opset)}
     return helper.make_model(
         graph,
-        opset_imports=[helper.make_opsetid(*opset) for opset in opsets.items()],
+        opset_imports=[helper.make_opsetid(*pair) for pair in opsets.items()],
         ir_version=_IR_VERSION,
     )
 

@@ -237,6 +237,14 @@ def test_a_custom_kernel_makes_an_operator_and_is_refused_where_it_would_not_be_
         TorchOnnxEvaluator(text(LOOP), custom_kernels={("", "Add"): Doubled})
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_the_sign_of_nan_is_nan(dtype: str) -> None:
+    model = text(f"g ({dtype}[n] X) => ({dtype}[n] Y) {{ Y = Sign(X) }}")
+    x = torch.tensor([float("nan"), -2, 0]).to(getattr(torch, dtype))
+    (got,) = TorchOnnxEvaluator(model).run({"X": x})
+    torch.testing.assert_close(got, torch.sign(x) + 0 * x, equal_nan=True)
+
+
 def test_a_loop_runs_whole_by_onnx_runtime_in_the_opset_of_its_body() -> None:
     """Since 18 the axes of ReduceMean are an input; Loop itself is that of 16."""
     turn = "ax = Constant<value = int64[1] {0}>() mean = ReduceMean(X, ax) next = Add(so_far, mean)"

@@ -10,7 +10,7 @@ import onnx
 import pytest
 import torch
 
-from roundoff.errors import DtypeError, ModelError, RoundoffError
+from roundoff.errors import ArgumentError, DtypeError, ModelError, RoundoffError
 from roundoff.evaluator import TorchOnnxEvaluator
 
 from .models import text
@@ -115,3 +115,10 @@ def test_external_data_stays_in_the_folder(tmp_path: Path) -> None:
             run(external(*place))
     with pytest.raises(ModelError, match="path of the model"):
         TorchOnnxEvaluator(external("inside.bin"))
+
+
+def test_another_number_of_inputs_is_refused_by_a_node() -> None:
+    evaluator = TorchOnnxEvaluator(text("g (float[n] X) => (float[n] Y) { Y = Clip(X) }"))
+    for inputs in ([], [torch.ones(1), torch.tensor(2.0)]):
+        with pytest.raises(ArgumentError, match="inputs of node 'Clip_0'"):
+            evaluator.run_node(0, inputs)

@@ -222,7 +222,13 @@ class TorchOnnxEvaluator:
         same model. A constant that steers a kernel (a shape, axes) is the model's, whatever
         stands in its place.
         """
-        return _outputs(self._bound[node], [self._prepared(to_value(x)) for x in inputs])
+        bound = self._bound[node]
+        expected = len(bound.node.inputs) + len(bound.node.captures)
+        if len(inputs) != expected:
+            raise ArgumentError(
+                f"inputs of node {bound.node.name!r}", got=len(inputs), expected=str(expected)
+            )
+        return _outputs(bound, [self._prepared(to_value(x)) for x in inputs])
 
     def kernels_used(self) -> dict[str, str]:
         """Which kernel ran, or would run, each node: ``node.name`` -> ``"torch"``, ``"ort"``, …

@@ -237,6 +237,14 @@ def test_a_custom_kernel_makes_an_operator_and_is_refused_where_it_would_not_be_
         TorchOnnxEvaluator(text(LOOP), custom_kernels={("", "Add"): Doubled})
 
 
+def test_a_custom_kernel_may_give_its_results_as_a_list() -> None:
+    model = text("g (float[n] X) => (float[n] Y) { A, B = local.Pair(X) Y = Sub(A, B) }")
+    custom = {("local", "Pair"): lambda x: [3 * x, x]}
+    evaluator = TorchOnnxEvaluator(model, custom_kernels=custom)
+    *_, last = evaluator.steps({"X": torch.ones(1)})
+    assert last.outputs[0] == evaluator.run({"X": torch.ones(1)})[0] == 2
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_the_sign_of_nan_is_nan(dtype: str) -> None:
     model = text(f"g ({dtype}[n] X) => ({dtype}[n] Y) {{ Y = Sign(X) }}")

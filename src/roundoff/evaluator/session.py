@@ -261,7 +261,7 @@ class TorchOnnxEvaluator:
 @torch.no_grad()
 def _outputs(bound: Bound, inputs: Sequence[Any]) -> tuple[Any, ...]:
     result = bound.run(inputs)
-    return result if isinstance(result, tuple) else (result,)
+    return tuple(result) if len(bound.node.outputs) > 1 else (result,)
 
 
 def _device(providers: Sequence[Any]) -> torch.device:

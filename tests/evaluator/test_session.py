@@ -237,6 +237,17 @@ def test_a_custom_kernel_makes_an_operator_and_is_refused_where_it_would_not_be_
         TorchOnnxEvaluator(text(LOOP), custom_kernels={("", "Add"): Doubled})
 
 
+def test_custom_kernels_in_a_domain_that_begins_as_onnx_own() -> None:
+    node = "onnx.contrib.Twice"
+    model = text(f"g (float[n] X) => (float[n] Y) {{ A = {node}(X) Y = {node}(A) }}")
+    model.opset_import.add(domain="ai.onnx.contrib", version=1)
+    for n in model.graph.node:
+        n.domain = "ai.onnx.contrib"
+    custom = {("ai.onnx.contrib", "Twice"): lambda x: 2 * x}
+    (got,) = TorchOnnxEvaluator(model, custom_kernels=custom).run({"X": torch.ones(1)})
+    assert got == 4
+
+
 def test_a_custom_kernel_may_give_its_results_as_a_list() -> None:
     model = text("g (float[n] X) => (float[n] Y) { A, B = local.Pair(X) Y = Sub(A, B) }")
     custom = {("local", "Pair"): lambda x: [3 * x, x]}

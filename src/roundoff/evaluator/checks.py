@@ -27,7 +27,7 @@ def schema_of(domain: str, op_type: str, opset: int) -> Any:
     try:
         return onnx.defs.get_schema(op_type, opset, domain)
     except onnx.defs.SchemaError as error:
-        if not domain or domain.startswith("ai.onnx"):
+        if domain in {known.domain for known in onnx.defs.get_all_schemas()}:
             raise UnsupportedError(
                 f"ONNX has no operator {op_type!r} in domain {domain or 'ai.onnx'!r}",
                 got=f"opset {opset}",

@@ -122,3 +122,10 @@ def test_another_number_of_inputs_is_refused_by_a_node() -> None:
     for inputs in ([], [torch.ones(1), torch.tensor(2.0)]):
         with pytest.raises(ArgumentError, match="inputs of node 'Clip_0'"):
             evaluator.run_node(0, inputs)
+
+
+def test_a_constant_with_data_of_two_kinds_is_refused() -> None:
+    model = text("g (float[2] X) => (float[2] Y) <float[2] W = {1, 2}> { Y = Add(X, W) }")
+    model.graph.initializer[0].raw_data = bytes(8)
+    with pytest.raises(ModelError, match="one and only one value field"):
+        TorchOnnxEvaluator(model)

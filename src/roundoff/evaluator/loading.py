@@ -69,7 +69,7 @@ def domain_of(domain: str) -> str:
 
 
 def _checked(model: ModelProto) -> ModelProto:
-    """What the checker gets: a copy with empty constants, as it serialises the model."""
+    """What the checker gets: a copy without large constants, as it serialises the model."""
     graph = GraphProto(
         name=model.graph.name,
         node=model.graph.node,
@@ -78,6 +78,8 @@ def _checked(model: ModelProto) -> ModelProto:
         sparse_initializer=model.graph.sparse_initializer,
         initializer=[
             TensorProto(name=t.name, data_type=t.data_type, dims=[0])
+            if t.data_location == TensorProto.EXTERNAL or t.ByteSize() > 4096
+            else t
             for t in model.graph.initializer
         ],
     )

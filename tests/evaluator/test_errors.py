@@ -57,13 +57,19 @@ def test_types_that_are_not_known_before_are_seen_in_the_run() -> None:
         ("Y = Unsqueeze(A, twice)", "distinct"),
         ("Y = Slice(A, twice, twice, twice)", "distinct"),
         ("Y = Reshape(B, twice)", "Reshape"),
+        ("Y = Reshape(B, below)", "below -1"),
+        ("Y = Reshape<allowzero = 1>(E, both)", "0 beside -1"),
+        ("Y = Conv<pads = [-1, -1, 0, 0]>(X, one)", "Conv"),
     ],
 )
 def test_what_torch_would_let_pass_where_no_rank_is_known(node: str, message: str) -> None:
-    constants = "<int64[1] axis = {1}, int64[2] twice = {0, 0}>"
-    model = text(f"g (float[] A, float[] B) => (float[] Y) {constants} {{ {node} }}")
+    constants = "<int64[1] axis = {1}, int64[2] twice = {0, 0}, int64[2] below = {-2, 2},"
+    constants += " int64[2] both = {0, -1}, float[1, 1, 1, 1] one = {1}>"
+    inputs = "float[] A, float[] B, float[] E, float[] X"
+    model = text(f"g ({inputs}) => (float[] Y) {constants} {{ {node} }}")
+    feeds = {"A": torch.zeros(2, 3), "B": torch.zeros(4), "E": torch.zeros(0, 3)}
     with pytest.raises(RoundoffError, match=message):
-        TorchOnnxEvaluator(model).run({"A": torch.zeros(2, 3), "B": torch.zeros(4)})
+        TorchOnnxEvaluator(model).run(feeds | {"X": torch.zeros(1, 1, 4, 4)})
 
 
 @pytest.mark.parametrize("op_type", ["Div", "Mod"])

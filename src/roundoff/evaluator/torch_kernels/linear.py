@@ -65,7 +65,7 @@ def _window(node: Node, rank: int) -> tuple[list[int], list[int], list[int], lis
     pads = node.attribute("pads") if mode == "NOTSET" else None
     pads = pads or [0] * (2 * rank)
     stride, dilation = (node.attribute(name, [1] * rank) for name in ("strides", "dilations"))
-    if not len(stride) == len(dilation) == len(pads) / 2 == rank:
+    if not len(stride) == len(dilation) == len(pads) / 2 == rank or min(pads) < 0:
         raise ShapeError(f"{node.operator} over {rank} axes", got=f"{stride}, {dilation}, {pads}")
     return stride, dilation, pads[:rank], pads[rank:]
 

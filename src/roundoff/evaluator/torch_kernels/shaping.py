@@ -24,6 +24,8 @@ from .common import (
 
 @torch_steered("Reshape", 5, allowzero=0)
 def _reshape(x: Tensor, wanted: list[int], *, allowzero: int) -> Tensor:
+    if min(wanted, default=0) < -1 or (allowzero and 0 in wanted and -1 in wanted):
+        raise ShapeError("Reshape", got=wanted, expected="no size below -1, no 0 beside -1")
     if not allowzero:
         wanted = [x.shape[k] if d == 0 else d for k, d in enumerate(wanted)]
         if 0 in wanted:  # torch calls a free dimension beside it ambiguous; ONNX makes it 0

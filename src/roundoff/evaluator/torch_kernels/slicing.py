@@ -44,7 +44,7 @@ def _sliced(
         if step > 0:
             x = x[(slice(None),) * k + (slice(places.start, places.stop, step),)]
         else:
-            x = x.index_select(k, torch.tensor(places, dtype=torch.int64, device=x.device))
+            x = x.index_select(k, places.start + step * torch.arange(len(places), device=x.device))
     return x
 
 

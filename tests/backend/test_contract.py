@@ -296,6 +296,20 @@ def test_gradients_are_refused() -> None:
         y.backward()
 
 
+def test_a_check_beside_a_counter_alone() -> None:
+    """What counts is no output of the model: the check still has one to hang on."""
+
+    def f(count: torch.Tensor, x: torch.Tensor) -> None:
+        torch._assert_async(x.sum() > 0, "not positive")
+        count.add_(1)
+
+    count, g = torch.tensor([3]), through(f)
+    g(count, torch.ones(2))
+    with pytest.raises(RuntimeError, match="not positive"):
+        g(count, -torch.ones(2))
+    assert count.item() == 4
+
+
 # Arguments, and what is stored
 
 

@@ -95,7 +95,7 @@ def _copy_into(
     """
     value, out = c.tensor(source, kind_of(node)), shape_of(node)
     one = kind_of(node) == INT64 and all(n == 1 for n in out)
-    if one and source.target is torch.ops.aten.add.Tensor and not source.kwargs:
+    if one and not c.checks and source.target is torch.ops.aten.add.Tensor and not source.kwargs:
         counted, more = source.args
         if counted is target and isinstance(more, int):
             c.counted[str(c.tensor(target).name)] = more

@@ -82,6 +82,12 @@ def test_an_output_that_is_an_input_keeps_its_copy() -> None:
     assert ops(text) == ["Identity", "Identity"]
 
 
+def test_an_output_keeps_its_type_where_nothing_was_inferred() -> None:
+    text = "g (float[2] x) => (float[2] y) { h = com.microsoft.QuickGelu(x) y = Identity(h) }"
+    (output,) = fuse(model(text), "default")[0].graph.output
+    assert output.type.tensor_type.elem_type == 1
+
+
 def test_repeated_work_is_done_once() -> None:
     text = """g (float[2] x) => (float[2] y) { a = Sqrt(x) b = Sqrt(x) y = Add(a, b) }"""
     assert ops(text) == ["Sqrt", "Add"]

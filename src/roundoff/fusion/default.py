@@ -65,7 +65,9 @@ class DropNoOps(Rule):
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
         (out,), kept = node.outputs, node.inputs[0]
         if node.op_type == "Identity":
-            if kept is None or (out.is_graph_output() and _is_copied(kept)):
+            if kept is None or kept.dtype != out.dtype:
+                return False  # an output keeps its type
+            if out.is_graph_output() and _is_copied(kept):
                 return False
             g.replace(out, kept)
             return True

@@ -67,15 +67,21 @@ ROTARY = """g (float[2, 3, 16] q, float[1, 3, 4] f) => (float[2, 2, 3, 8] y) {{
 def rotary(**change: str) -> list[str]:
     chosen = {"other": "f", "turned": "m, x1", "first": "zero, four, last, one"}
     text = ROTARY.format(**chosen | {"second": "four, end, last"} | change)
+    if "halves" in change:
+        split = f"{change['halves']} = Split<axis = -1, num_outputs = 2>(x) "
+        text = text[: text.index("x1 = Slice")] + split + text[text.index("m = Neg") :]
     if "other" in change:
         text = text.replace("t = Concat", "e = Neg(f) t = Concat")
     numbers = {"zero": 0, "one": 1, "two": 2, "three": 3, "four": 4, "end": 2**62, "last": -1}
+    numbers |= {"minus": -4, "eight": -8}
     constants = {name: np.array([n]) for name, n in numbers.items() if name in text}
     return rewritten(model(text, s=np.array([2, 3, 2, 8]), **constants))[0]
 
 
 def test_rotary() -> None:
     assert "RotaryEmbedding" in rotary()
+    assert "RotaryEmbedding" in rotary(first="eight, four, last", second="minus, end, last")
+    assert "RotaryEmbedding" in rotary(halves="x1, x2")
 
 
 @pytest.mark.parametrize(
@@ -83,6 +89,7 @@ def test_rotary() -> None:
     [
         {"other": "e"},
         {"turned": "x1, m"},
+        {"halves": "x2, x1"},
         {"second": "zero, four, last"},
         {"first": "zero, end, last, two"},
         {"second": "three, end, last", "first": "zero, three, last"},
@@ -338,6 +345,28 @@ def test_keys_are_turned_in_one_way_or_another(turned: str) -> None:
     shapes = {"merged": [4, 6, 8], "mixed": [4, 8, 6], "apart": [2, 2, 8, 6]}
     made = model(text, **SHAPES, **{k: np.array(v) for k, v in shapes.items() if k in text})
     assert rewritten(made)[0][-1] == "MultiHeadAttention"
+
+
+def test_keys_of_fewer_axes() -> None:
+    """Shared by the batch: left alone; or cut into heads when they are turned."""
+    text = """g (float[2, 2, 6, 8] q, float[{}] k, float[2, 2, 6, 8] v) => (float[2, 2, 6, 8] y) {{
+      {} s = MatMul(q, kt) z = Softmax<axis = -1>(s) y = MatMul(z, v) }}"""
+    for keys, turned in (("2, 8, 6", "kt = Neg(k)"), ("6, 8", "kt = Transpose<perm = [1, 0]>(k)")):
+        assert "MultiHeadAttention" not in rewritten(model(text.format(keys, turned)))[0]
+    turned = "k5 = Reshape(k, m) k6 = Transpose<perm = [0, 2, 1]>(k5) kt = Reshape(k6, a)"
+    shapes = {"m": np.array([4, 6, 8]), "a": np.array([2, 2, 8, 6])}
+    assert "MultiHeadAttention" in rewritten(model(text.format("24, 8", turned), **shapes))[0]
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_only_heads_are_packed(axis: int) -> None:
+    shape, parts = ("6, 4, 16", 2) if axis == 0 else ("2, 12, 16", 4)
+    text = f"""g (float[{shape}] x, float[4, 8] c, float[4, 8] s) => (float[2, 4, 16] y) {{
+      q, k, v = Split<axis = {axis}>(x, parts)
+      y, pk, pv = com.microsoft.GroupQueryAttention<num_heads = 1, kv_num_heads = 1,
+        do_rotary = 1, scale = 0.25, rotary_interleaved = 0>(q, k, v, , , last, total, c, s) }}"""
+    numbers = {"last": np.int32([3, 3]), "total": np.int32([4]), "parts": np.array([parts] * 3)}
+    assert rewritten(model(text, **numbers))[0] == ["Split", "GroupQueryAttention"]
 
 
 def test_on_cuda_float32_is_multi_head_attention() -> None:

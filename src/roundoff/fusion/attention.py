@@ -236,8 +236,8 @@ def find(g: Editor, node: ir.Node) -> Parts | None:
             break
     else:
         return None
-    if rank != 4:
-        raise Refusal(f"scores of {rank} axes")
+    if rank != 4 or len(g.shape(turned) or ()) != 4:
+        raise Refusal(f"scores of {rank} axes, keys {g.shape(turned)}")
     k = _by_key(g, turned)
     if k is None:
         k = g.transpose(turned, BY_KEY, node)
@@ -255,7 +255,7 @@ def _by_key(g: Editor, turned: ir.Value) -> ir.Value | None:
         return None
     (*_, first), middle = nodes, nodes[len(nodes) // 2]
     k, within = g.shape(first.inputs[0]), g.shape(middle.inputs[0])
-    if k is None or within is None or g.shape(turned) != (*k[:2], k[3], k[2]):
+    if k is None or within is None or g.shape(turned) != (*k[:2], *k[:1:-1]):
         return None
     return first.inputs[0] if swaps_last(g, middle) and within[-2:] == k[2:] else None
 
@@ -397,6 +397,8 @@ class RotaryAttention(Rule):
         whole = g.node(node.inputs[0], "Split")
         if g.attribute(node, "do_rotary", 0):
             if whole is None or list(whole.outputs) != list(node.inputs[:3]):
+                return False
+            if g.axis(whole, 0) not in (2, -1):
                 return False
             _again(g, node, [whole.inputs[0], None, None, *node.inputs[3:]])
             return True

@@ -208,15 +208,20 @@ class Rotary(Rule):
 
     @staticmethod
     def _whole(g: Editor, value: ir.Value | None, which: int) -> ir.Value | None:
-        """x, of which a Slice along the last axis cuts *value*, the first half or the second."""
-        node = g.node(value, "Slice")
+        """x, of which a Slice or a Split along the last axis cuts *value*, its half *which*."""
+        node = g.node(value, "Slice", "Split")
         shape = g.shape(node.inputs[0]) if node is not None else None
         if node is None or not shape or not static(shape[-1]):
             return None
         half, step = shape[-1] // 2, node.inputs[4:]
         if g.shape(value) != (*shape[:-1], half) or (step and g.ints(step[0]) != [1]):
             return None
-        return node.inputs[0] if g.ints(node.inputs[1]) == [which * half] else None
+        if node.op_type == "Split":
+            found = len(node.outputs) == 2 and node.outputs[which] is value
+        else:
+            start = which * half
+            found = g.ints(node.inputs[1]) in ([start], [start - shape[-1]])
+        return node.inputs[0] if found else None
 
     def _table(self, g: Editor, value: ir.Value | None, op: str, at: ir.Node) -> ir.Value | None:
         """The half of a table of cosines or sines: the same nodes over f instead of (f, f)."""

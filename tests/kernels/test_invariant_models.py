@@ -190,6 +190,22 @@ def test_norms_are_told_apart_and_functions_have_gradients():
         assert torch.autograd.gradcheck(ours, (x,))
 
 
+def test_hooks_of_a_function_of_one_element_run_once():
+    """Those of the module, and those of all modules."""
+    x, seen = draw(3, 64), []
+    layer = torch.nn.SiLU()
+    layer.register_forward_hook(lambda module, args, made: made * 2)
+    every = torch.nn.modules.module.register_module_forward_hook(
+        lambda module, args, made: seen.append(module)
+    )
+    try:
+        made = roundoff.invariant(layer)(x)
+    finally:
+        every.remove()
+    assert len(seen) == 1
+    torch.testing.assert_close(made, 2 * functional.silu(x))
+
+
 def test_it_keeps_the_property_when_weights_move():
     model, ids = changed("Llama", torch.float32), tokens(20)
     other = copy.deepcopy(model)

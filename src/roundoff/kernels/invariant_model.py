@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import pickle
 from collections.abc import Callable
@@ -115,7 +116,11 @@ def put_in_place(model: torch.nn.Module, context: AbstractContextManager[Any]) -
             module.forward = torch.compiler.disable(_within(context, module.forward))
             continue
         if forward is _elementwise:
-            known["_roundoff_text"] = pickle.dumps(module).hex()
+            bare = copy.deepcopy(module)
+            for name, value in vars(bare).items():
+                if name.endswith("hooks"):  # the module itself calls them
+                    value.clear()
+            known["_roundoff_text"] = pickle.dumps(bare).hex()
         module.forward = MethodType(forward, module)
     return places
 
@@ -333,7 +338,7 @@ def _kind_of(module: torch.nn.Module) -> str | None:
 def _function_of(text: str) -> Callable[[torch.Tensor], torch.Tensor]:
     """A function of one element, by the text that stands for its module in a compiled graph."""
     module: torch.nn.Module = pickle.loads(bytes.fromhex(text))  # noqa: S301 - our own
-    return module
+    return module.forward
 
 
 def _of_one(x: torch.Tensor, text: str) -> torch.Tensor:

@@ -297,14 +297,14 @@ def check_device(device: torch.device, name: str) -> None:
 
 
 def check_tensor(x: Any, name: str) -> None:
-    """Check that this is a torch tensor.
+    """Check that this is a torch tensor with memory of its own.
 
     Raises
     ------
     ArgumentError
         It is something else.
     """
-    if not isinstance(x, torch.Tensor):
+    if not isinstance(x, torch.Tensor) or type(x).__name__ == "MaskedTensor":
         raise ArgumentError(name, got=type(x).__name__, expected="a torch tensor")
 
 

@@ -57,7 +57,11 @@ def own_work(function: _Function) -> _Function:
 
     @wraps(function)
     def alone(*args: Any, **kwargs: Any) -> Any:
-        with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+        with (
+            torch._C._DisableTorchDispatch(),
+            torch._C.DisableTorchFunction(),
+            torch._C._DisableAutocast(),
+        ):
             return function(*args, **kwargs)
 
     return cast(_Function, alone)

@@ -137,7 +137,7 @@ def _addmm(func: Any, c: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) 
 
 
 def _bmm(func: Any, a: Any, b: Any) -> Any:
-    if a.shape[::2] != b.shape[:2]:
+    if a.dim() != 3 or b.dim() != 3 or a.shape[::2] != b.shape[:2]:
         return None  # torch refuses it
     return batched(a, b.mT) if _plain(func, a, b) else NotImplemented
 

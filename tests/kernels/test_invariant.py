@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 import roundoff
-from roundoff.errors import DtypeError, ShapeError, UnsupportedError
+from roundoff.errors import ArgumentError, DtypeError, ShapeError, UnsupportedError
 from roundoff.kernels import (
     attention,
     interpreting,
@@ -24,7 +24,9 @@ from roundoff.kernels import (
     invariant_matmul,
     invariant_model,
     invariant_operators,
+    layer_norm,
     matmul,
+    rms_norm,
     shuffled_programs,
 )
 from roundoff.kernels.invariant_attention import Seen, seen_by_mask, seen_by_position
@@ -570,6 +572,65 @@ def test_a_mask_that_changes_is_read_again(monkeypatch):
     assert seen_by_mask(mask, 1, 4, 4) is not seen_by_mask(mask, 1, 4, 4)
 
 
+def test_a_mask_seen_in_inference_serves_a_call_with_gradients():
+    q, mask = draw(1, 2, 4, 8), torch.ones(1, 1, 4, 4, dtype=torch.bool, device=DEVICE)
+    with torch.inference_mode():
+        attention(q, q, q, mask=mask)
+    attention(q.requires_grad_(), q, q, mask=mask).sum().backward()
+
+
+def test_a_mask_expanded_over_heads_has_three_or_four_dimensions():
+    q, mask = draw(2, 3, 4, 8), torch.ones(4, 4, dtype=torch.bool, device=DEVICE).tril()
+    for shape in ((3, 4, 4), (2, 3, 4, 4)):
+        with roundoff.invariant():
+            made = sdpa(q, q, q, mask.expand(shape))
+        assert torch.equal(made, attention(q, q, q, causal=True))
+
+
+@pytest.mark.skipif(CUDA, reason="the order of a CPU")
+def test_scores_on_a_cpu_take_the_memory_of_a_few_queries(monkeypatch):
+    """With an infinity among the values, too."""
+    q, sizes, torchs = draw(1, 1, 600, 16), [], torch.where
+    values = q.index_fill(2, torch.tensor(5), torch.inf)
+
+    def where(*operands):
+        made = torchs(*operands)
+        sizes.append(made.numel())
+        return made
+
+    def on_cpu(x, *rest, ours=invariant_matmul._on_cpu):
+        sizes.append(x.numel())
+        return ours(x, *rest)
+
+    monkeypatch.setattr(torch, "where", where)
+    monkeypatch.setattr(invariant_attention, "_on_cpu", on_cpu)
+    attention(q, q, values, causal=True)
+    assert max(sizes) <= 256 * 64
+
+
+def test_autocast_changes_nothing_of_ours():
+    x = draw(1, 2, 4, 8)
+    wanted = matmul(x, x[0, 0]), attention(x, x, x)
+    with torch.autocast(DEVICE, torch.bfloat16):
+        made = matmul(x, x[0, 0]), attention(x, x, x)
+    assert all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(made, wanted, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors")
+def test_a_masked_tensor_is_refused_by_name():
+    x = torch.ones(2, 4, device=DEVICE)
+    masked = torch.masked.masked_tensor(x, x > 0)
+    for call in (
+        lambda: matmul(masked, x),
+        lambda: matmul(x, masked),
+        lambda: attention(masked, x, x),
+        lambda: layer_norm(masked, 4),
+        lambda: rms_norm(x, 4, masked),
+    ):
+        with pytest.raises(ArgumentError, match="MaskedTensor"):
+            call()
+
+
 def test_causal_counts_from_the_last_key_or_from_the_first():
     q, k, v = sequence(torch.float32, 9)
     whole = attention(q, k, v)
@@ -614,6 +675,7 @@ def test_a_row_refused_in_a_capture_is_no_number(chains):
     [
         (lambda q, k, v: attention(q[:, :3], k, v), ShapeError),
         (lambda q, k, v: torch.bmm(q[0], k[0]), RuntimeError),
+        (lambda q, k, v: torch.bmm(q[:, :3, :3], q[:, :3, :3]), RuntimeError),
         (lambda q, k, v: attention(q.half(), k, v), DtypeError),
         (lambda q, k, v: torch.mm(q[0, 0], k[0, 0].half().T), DtypeError),
         (lambda q, k, v: attention(q, k, v, mask=GAPS), UnsupportedError),

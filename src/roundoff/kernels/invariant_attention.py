@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import math
 from functools import lru_cache
 from typing import Any, NamedTuple, cast
@@ -220,14 +221,17 @@ def seen_by_mask(mask: torch.Tensor, batch: int, queries: int, keys: int) -> See
     state = mask._version, batch, queries, keys
     known, seen = getattr(mask, "_seen", (None, None))
     if known != state:
-        seen = _read(mask, batch, queries, keys)
+        with torch.inference_mode(False):  # a call with gradients may come next
+            seen = _read(mask, batch, queries, keys)
         mask._seen = state, seen  # type: ignore[attr-defined]
     return cast(Seen, seen)
 
 
 def _read(mask: torch.Tensor, batch: int, queries: int, keys: int) -> Seen:
     """A mask with gaps is refused; where nothing can be asked, such a row ends at -1."""
-    one = mask[:, :1] if mask.dim() == 4 and not mask.stride(1) else mask  # expanded over heads
+    one = mask
+    if mask.dim() > 2 and not mask.stride(-3):  # expanded over heads
+        one = mask[..., :1, :, :]
     try:
         whole = one.expand(batch, 1, queries, keys)[:, 0]
     except RuntimeError as error:
@@ -318,9 +322,9 @@ def _by_torch(
     for b in range(batch):
         sees = first[b] < last[b]
         for anchor in first[b][sees].unique().tolist():
-            at = (sees & (first[b] == anchor)).nonzero()[:, 0]
-            ends = (last[b, at] - anchor).repeat(share)
-            for g in range(groups):
+            alike = (sees & (first[b] == anchor)).nonzero()[:, 0]
+            for at, g in itertools.product(alike.split(SPLIT), range(groups)):  # scores take memory
+                ends = (last[b, at] - anchor).repeat(share)
                 own = out[b, g * share : (g + 1) * share]
                 rows = q[b, g * share : (g + 1) * share, at].reshape(-1, head).to(wide)
                 keys, values = (t[b, g, anchor:].to(wide) for t in (k, v))
@@ -347,9 +351,9 @@ def _sequence(
     for weights, values in zip(p.split(TILE, 1), clean.split(TILE), strict=True):
         sums += _on_cpu(weights, values.t(), None)
     made, total = sums[:, :-1], sums[:, -1:]
-    if not bool(finite.all()):
-        bad = visible[:, :, None] & ~finite
-        made = made + torch.where(bad, p[:, :, None] * v, 0.0).sum(1)
+    for key in (~finite).any(1).nonzero()[:, 0].tolist():
+        bad = visible[:, key, None] & ~finite[key]
+        made = made + torch.where(bad, p[:, key, None] * v[key], 0.0)
     return made / total
 
 

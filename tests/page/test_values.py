@@ -157,6 +157,9 @@ def test_one_table_is_measured_alone_and_the_values_follow(steady: dict) -> None
     [
         (["--record", "kept", "--second", "--only", "u"], "feed", "there is none"),
         (["--record", "kept", "--second"], "beef", "{'feed'}"),
+        (["--record", "new", "--second"], "feed", "there is none"),
+        (["--record", str(KEPT)], "feed", "--record: expected a folder to write"),
+        (["--only", "nothing"], "feed", "--only: got {'nothing'}, expected some of"),
     ],
 )
 def test_what_cannot_be_kept_is_not_measured(

@@ -7,6 +7,7 @@ which number of which rows a page may print, and what would make its sentence fa
 from __future__ import annotations
 
 import sys
+import tempfile
 import time
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
@@ -113,6 +114,8 @@ class Study:
             **self.options,
         )
         names = args.only.split(",") if args.only else self.tables
+        if unknown := {*names} - {*self.tables}:
+            raise SystemExit(f"--only: got {unknown}, expected some of {[*self.tables]}")
         chosen = {name: self.tables[name] for name in names}
         folder = Path(args.record or RECORDED) / self.page
         if args.values:
@@ -150,14 +153,19 @@ class Study:
                 "--record FOLDER"
             )
         if args.second:
-            runs = read_record(folder / f"{machine_name(env)}.json").provenance
+            path = folder / f"{machine_name(env)}.json"
+            runs = read_record(path).provenance if path.exists() else {}
             first = {runs[name].commit for name in names if name in self.times and name in runs}
             if first != {commit}:
                 raise SystemExit(
                     f"--second: got commit {commit}, expected that of the first run of a table "
                     f"with times: {first or 'there is none'}"
                 )
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+        except OSError as error:
+            raise SystemExit(f"--record: expected a folder to write: {error}") from error
 
     def _measure(self, args: Namespace, chosen: Mapping[str, Rows]) -> dict[str, pd.DataFrame]:
         start, tables = time.monotonic(), {}

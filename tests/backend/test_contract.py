@@ -427,6 +427,26 @@ def test_without_fallback_what_torch_would_compute_is_refused(
         through(f, fallback=False)(x)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x, _: x * 3e-8,
+        lambda x, _: x / 70000.1,
+        lambda x, _: 70000.1 + x,
+        lambda x, _: torch.sub(x, x, alpha=3e-8),
+        lambda x, single: x * single,
+        lambda x, single: torch.softmax(x, 0) / single,
+        lambda x, _: torch.nn.functional.scaled_dot_product_attention(
+            x, x / 50000, x, scale=70000.0
+        ),
+    ],
+)
+def test_a_number_that_float16_has_not(f: Callable[..., Any]) -> None:
+    inputs = torch.tensor([[[[-60000.0, 1.0, 300.0, 0.25]]]]).half(), torch.tensor(3e-8)
+    torch.testing.assert_close(through(f)(*inputs), f(*inputs), rtol=0, atol=0)
+
+
 # What stays with torch
 
 _LIBRARY = torch.library.Library("roundoff_tests", "FRAGMENT")

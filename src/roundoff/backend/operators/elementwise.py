@@ -73,11 +73,19 @@ def _to(c: Converter, node: Any, x: Any, *_: Any, **__: Any) -> Any:
     return c.tensor(x, kind_of(node))
 
 
+def _is_wide(x: Any) -> bool:
+    """Whether *x* is a tensor of one number, in float32 or float64."""
+    known = x.meta["val"] if isinstance(x, torch.fx.Node) else x
+    single = isinstance(known, torch.Tensor) and known.dim() == 0
+    return single and known.dtype in (torch.float32, torch.float64)
+
+
 def _binary(op: str, boolean: str | None = None) -> Callable[..., Any]:
     def write(c: Converter, node: Any, a: Any, b: Any, alpha: Any = 1) -> Any:
-        kind = kind_of(node)
-        if not fits(alpha, node.meta["val"].dtype):
-            return NotImplemented
+        kind, dtype, factor = kind_of(node), node.meta["val"].dtype, op in ("Mul", "Div")
+        held = fits(alpha, dtype, True) and fits(a, dtype, factor) and fits(b, dtype, factor)
+        if not held or (factor and dtype.itemsize == 2 and (_is_wide(a) or _is_wide(b))):
+            return NotImplemented  # torch has float32 where it multiplies by a single number
         second = c.tensor(b, kind)
         if alpha != 1:
             second = c.op("Mul", second, c.tensor(alpha, kind))

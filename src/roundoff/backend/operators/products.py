@@ -12,7 +12,7 @@ import onnx_ir as ir
 from roundoff.fusion.editor import Dim
 
 from ..converter import Converter, dims_of
-from .table import BOOL, FLOAT, constant_of, kind_of, rank_of, shape_of, writes
+from .table import BOOL, FLOAT, constant_of, fits, kind_of, rank_of, shape_of, writes
 
 
 @writes("roundoff.linear")
@@ -98,7 +98,7 @@ def _attention(
     if not isinstance(head, int) or (enable_gqa and any(isinstance(n, str) for n in heads)):
         return NotImplemented
     factor = constant_of(c, 1 / math.sqrt(head) if scale is None else scale)
-    if factor is None:
+    if factor is None or not fits(factor, node.meta["val"].dtype, True):
         return NotImplemented
     if enable_gqa:
         k, v = (_repeated(c, x, dims_of(q)[1]) for x in (k, v))

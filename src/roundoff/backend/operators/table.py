@@ -95,8 +95,11 @@ def constant_of(c: Converter, x: Any) -> float | None:
     return None if array is None else float(array)
 
 
-def fits(x: Any, dtype: torch.dtype) -> bool:
-    """Whether a type of torch's holds a number: torch raises where it does not, a cast wraps it."""
+def fits(x: Any, dtype: torch.dtype, factor: bool = False) -> bool:
+    """Whether a type of torch's holds a number: torch raises where it does not, a cast wraps it.
+
+    A factor has no digits to lose below the normal numbers: torch multiplies float16 in float32.
+    """
     known = x.meta["val"] if isinstance(x, torch.fx.Node) else x
     if isinstance(known, torch.Tensor) or dtype == torch.bool:
         return True
@@ -104,6 +107,8 @@ def fits(x: Any, dtype: torch.dtype) -> bool:
         return dtype.is_floating_point or dtype == torch.int64
     known = float(known)
     if dtype.is_floating_point:
-        return not math.isfinite(known) or abs(known) <= torch.finfo(dtype).max
-    kind = torch.iinfo(dtype)
-    return math.isfinite(known) and kind.min <= known <= kind.max
+        kind, size = torch.finfo(dtype), abs(known)
+        small = factor and 0 < size < kind.tiny
+        return not math.isfinite(known) or (size <= kind.max and not small)
+    whole = torch.iinfo(dtype)
+    return math.isfinite(known) and whole.min <= known <= whole.max

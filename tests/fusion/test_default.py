@@ -31,6 +31,11 @@ def test_constants_are_folded_and_can_be_kept() -> None:
     assert rewritten(m, "default", constant_folding=False)[0] == ["Add", "Mul"]
 
 
+def test_a_product_of_floats_is_no_constant() -> None:
+    text = "g (float[2] x) => (float[2] y) { c = ReduceProd<keepdims = 0>(a) y = Mul(x, c) }"
+    assert ops(text, a=np.float32([2.1, 3.3, 1e-3, 7.7])) == ["ReduceProd", "Mul"]
+
+
 def test_random_values_are_no_constants() -> None:
     text = """g (float[2] x) => (float[2] y)
     { r = RandomNormal<shape = [2]>() y = Add(x, r) }"""
@@ -86,6 +91,17 @@ def test_an_output_keeps_its_type_where_nothing_was_inferred() -> None:
     text = "g (float[2] x) => (float[2] y) { h = com.microsoft.QuickGelu(x) y = Identity(h) }"
     (output,) = fuse(model(text), "default")[0].graph.output
     assert output.type.tensor_type.elem_type == 1
+
+
+def test_slices_are_a_split() -> None:
+    text = """g (float[2, 6] x) => (float[2, 2] a, float[2, 4] b)
+    { a = Slice(x, zero, two, one) b = Slice(x, two, end, one) }"""
+    constants = {k: np.array([v], I64) for k, v in (("zero", 0), ("two", 2), ("one", 1))}
+    assert ops(text, **constants, end=np.array([2**62], I64)) == ["Split"]
+    short = text.replace("float[2, 4] b", "float[2, 3] b")  # one element is in neither part
+    for start, end in ((2, 5), (3, 99)):
+        given = constants | {"from": np.array([start], I64), "end": np.array([end], I64)}
+        assert ops(short.replace("(x, two", "(x, from"), **given) == ["Slice", "Slice"]
 
 
 def test_repeated_work_is_done_once() -> None:

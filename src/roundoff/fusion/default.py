@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import onnx_ir as ir
 
-from .editor import Dim, Editor, Refusal, both_orders, reshape_target
+from .editor import Dim, Editor, Refusal, both_orders, reshape_target, static
 from .rule import Rule
 
 #: Operators that give the same elements, in the same order, another shape.
@@ -39,8 +40,8 @@ class FoldConstants(Rule):
         if size > (4096 if grows else 1 << 22):
             raise Refusal(f"{size} elements are too many to store")
         value = g.constant(node.outputs[0])
-        if value is None:
-            return False
+        if value is None or (node.op_type == "ReduceProd" and value.dtype.kind != "i"):
+            return False  # a product of floats has the order of who computes it
         g.replace(node.outputs[0], g.initializer(value, f"{node.outputs[0].name}_folded"))
         return True
 
@@ -143,10 +144,59 @@ class MergeTransposes(Rule):
         return True
 
 
+class SlicesToSplit(Rule):
+    """Pattern: Slices that cut one axis of a value into its consecutive parts. Becomes a Split.
+
+    Conditions: constant bounds, step one, the parts cover the axis once.
+    """
+
+    ops = ("Slice",)
+
+    def rewrite(self, g: Editor, node: ir.Node) -> bool:
+        x, first = node.inputs[0], self._bounds(g, node)
+        if x is None or first is None:
+            return False
+        axis, parts = first[0], {}
+        for use in x.uses():
+            bounds = self._bounds(g, use.node) if use.idx == 0 else None
+            if bounds is not None and bounds[0] == axis:
+                parts[bounds[1]] = (bounds[2], use.node)
+        sizes, nodes, at = [], [], 0
+        while at in parts:
+            end, piece = parts[at]
+            sizes.append(end - at)
+            nodes.append(piece)
+            at = end
+        if at != (g.shape(x) or ())[axis] or len(nodes) < 2:
+            return False
+        earliest = next(n for n in g.graph if n in nodes)
+        lengths = g.initializer(np.array(sizes, dtype=np.int64), "lengths")
+        pieces = [n.outputs[0] for n in nodes]
+        g.replace_by(pieces, "Split", [x, lengths], earliest, axis=axis)
+        return True
+
+    @staticmethod
+    def _bounds(g: Editor, node: ir.Node) -> tuple[int, int, int] | None:
+        """(axis, start, end) of a Slice along one axis with step one."""
+        shape = g.shape(node.inputs[0])
+        numbers = [g.ints(i) for i in node.inputs[1:]]
+        if node.op_type != "Slice" or shape is None or numbers[3:] not in ([], [[1]]):
+            return None
+        if len(numbers) < 3 or any(n is None or len(n) != 1 for n in numbers):
+            return None
+        (start,), (end,), (axis,) = numbers[:3]  # type: ignore[misc]
+        size = shape[axis]
+        if not static(size):
+            return None
+        start, end, _ = slice(start, end).indices(size)
+        return (axis % len(shape), start, end) if end > start else None
+
+
 #: The rules of the tier, in the order in which they are tried.
 DEFAULT: tuple[Rule, ...] = (
     FoldConstants(),
     DropNoOps(),
     MergeReshapes(),
     MergeTransposes(),
+    SlicesToSplit(),
 )

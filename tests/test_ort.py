@@ -181,6 +181,14 @@ def test_tf32_follows_torch_unless_told():
     assert ort.session(one_node("Neg", 1)).tf32 is False
 
 
+def test_an_initializer_may_be_overridden():
+    model = one_node("Add", 2)
+    model.graph.initializer.append(helper.make_tensor("X1", TensorProto.FLOAT, [1], [10.0]))
+    made = ort.session(model)
+    assert made.run({"X0": torch.ones(1)})[0].item() == 11
+    assert made.run({"X0": torch.ones(1), "X1": torch.ones(1)})[0].item() == 2
+
+
 def test_out_of_memory_is_a_memory_error():
     class RuntimeException(Exception): ...  # noqa: N818 - the name ONNX Runtime gives it
 

@@ -82,7 +82,9 @@ class OrtSession:
         self.input_names = [i.name for i in raw.get_inputs()]
         self.output_names = [o.name for o in raw.get_outputs()]
         self.providers = list(raw.get_providers())
-        self._inputs = {i.name: element(i.type) for i in raw.get_inputs()}
+        defaults = raw.get_overridable_initializers()
+        self._inputs = {i.name: element(i.type) for i in [*raw.get_inputs(), *defaults]}
+        self._optional = {i.name for i in defaults}
         self._plain = all(
             (e := element(v.type)) is not None and e.kind != "string"
             for v in [*raw.get_inputs(), *raw.get_outputs()]
@@ -173,7 +175,7 @@ class OrtSession:
         return Binding(self, feeds)
 
     def _ort_values(self, feeds: Mapping[str, Any]) -> dict[str, onnxruntime.OrtValue]:
-        check_feeds(feeds, self._inputs)
+        check_feeds(feeds, self._inputs, self._optional)
         values = {}
         for name, value in feeds.items():
             values[name] = to_ort(value)
@@ -186,7 +188,7 @@ class OrtSession:
 
     def _run_any(self, feeds: Mapping[str, Any]) -> list[Any]:
         """Through NumPy, with copies: the way for strings, sequences and optionals."""
-        check_feeds(feeds, self._inputs)
+        check_feeds(feeds, self._inputs, self._optional)
         arrays = {n: _arrays(v) for n, v in feeds.items()}
         try:
             return [_tensors(v) for v in self.raw.run(None, arrays, self.run_options)]

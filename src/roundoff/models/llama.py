@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..arguments import check_choice, check_device, check_flag, check_float_dtype
+from ..arguments import check_choice, check_device, check_flag, check_float_dtype, check_whole
 from ..errors import ArgumentError, DtypeError, ShapeError
 
 __all__ = ["SIZES", "Llama", "Size", "random_tokens"]
@@ -75,7 +75,7 @@ class Llama(torch.nn.Module):
     Raises
     ------
     ArgumentError
-        A type or device is none.
+        An argument is not as above.
     UnsupportedError
         This machine has no such device.
 
@@ -99,7 +99,9 @@ class Llama(torch.nn.Module):
         attention: str = "sdpa",
         device: str = "cpu",
     ) -> None:
+        check_whole("layers", layers, 0)
         check_float_dtype("dtype", dtype)
+        check_choice("attention", attention, ("eager", "sdpa"))
         check_device(device)
         from transformers import LlamaConfig, LlamaModel
 

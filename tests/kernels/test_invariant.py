@@ -166,6 +166,9 @@ def test_products_go_to_ours_wherever_the_result_is_written():
         assert torch.equal(a @ vector, matmul(vector[None], a)[0])
         bmm = torch.bmm(batch, b.expand(3, -1, -1))
         assert torch.equal(bmm[1:2], torch.bmm(batch[1:2], b[None]))
+        if CUDA:  # a grid has 65,535 places in its second direction
+            many = torch.ones(65537, 1, 16, device=DEVICE)
+            assert torch.equal(torch.bmm(many, many.mT), torch.full_like(many[..., :1], 16))
         assert torch.mm(a, b, out=out) is out
         assert torch.equal(out, matmul(a, b.t()))
         assert torch.ones(1, 2).long() @ torch.ones(2, 1).long() == 2

@@ -246,10 +246,10 @@ def _read(mask: torch.Tensor, batch: int, queries: int, keys: int) -> Seen:
     if not whole.numel():
         none = torch.zeros(batch, queries, dtype=torch.int32, device=mask.device)
         return Seen(none, none)
-    place = torch.arange(keys, device=mask.device)
-    last = torch.where(whole, place + 1, 0).amax(-1)
-    first = torch.minimum(torch.where(whole, place, keys).amin(-1), last)
-    last = torch.where(last - first > whole.sum(-1), -1, last)
+    bits, count = whole.view(torch.uint8), whole.sum(-1)  # of bytes: a wider copy may not fit
+    first = bits.argmax(-1)
+    last = torch.where(count > 0, keys - bits.flip(-1).argmax(-1), 0)
+    last = torch.where(last - first > count, -1, last)
     if not _recorded(mask.device) and int(last.min()) < 0:
         raise UnsupportedError(
             "the keys that a query sees have gaps",

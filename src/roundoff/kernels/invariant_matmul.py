@@ -17,6 +17,7 @@ from ._runtime import ceil_div, check_tensor, multiprocessors, power_of_2, run_f
 from .invariant_cublas import cancelling, route
 
 _TYPES = (torch.bfloat16, torch.float16, torch.float32)
+_MOST_PRODUCTS = 65535  # in a grid's second direction
 #: Values of K in a chain of float32, and chains in a sum: part of the definition of its bits.
 _CHAIN = 16
 
@@ -323,6 +324,9 @@ def batched(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return x.new_zeros(batch, m, n)
     if x.device.type == "cpu":
         return torch.stack([_on_cpu(a, b, None) for a, b in zip(x, weight, strict=True)])
+    if batch > _MOST_PRODUCTS:
+        parts = zip(x.split(_MOST_PRODUCTS), weight.split(_MOST_PRODUCTS), strict=True)
+        return torch.cat([_by_kernel(*part, None) for part in parts])
     return _by_kernel(x, weight, None)
 
 

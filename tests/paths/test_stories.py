@@ -240,6 +240,7 @@ GEMM = "plot_gemm_fusion"
 
 
 @on(GEMM)
+@pytest.mark.alone
 def test_what_the_page_on_gemms_says_of_its_output(told: Told) -> None:
     names = told.names
     over = {

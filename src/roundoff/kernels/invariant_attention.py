@@ -246,7 +246,7 @@ def _read(mask: torch.Tensor, batch: int, queries: int, keys: int) -> Seen:
     if not whole.numel():
         none = torch.zeros(batch, queries, dtype=torch.int32, device=mask.device)
         return Seen(none, none)
-    bits, count = whole.view(torch.uint8), whole.sum(-1)  # of bytes: a wider copy may not fit
+    bits, count = whole.to(torch.uint8), whole.sum(-1)  # a wider copy may not fit
     first = bits.argmax(-1)
     last = torch.where(count > 0, keys - bits.flip(-1).argmax(-1), 0)
     last = torch.where(last - first > count, -1, last)

@@ -143,6 +143,7 @@ OWN = {
     "a past": {"inputs": "q, k, v, p, p"},
     "a window": {"how": "do_rotary = 0, rotary_interleaved = 0, local_window_size = 2"},
     "pairs": {"how": "do_rotary = 1, rotary_interleaved = 1", "tables": ", c, c"},
+    "keys without a shape": {"tables": ", c, c", "how": "do_rotary = 1, rotary_interleaved = 0"},
     "pairs before": {
         "more": """x = com.microsoft.RotaryEmbedding<interleaved = 1, num_heads = 2>(q, zero, c, c)
           z = com.microsoft.RotaryEmbedding<interleaved = 1, num_heads = 1>(k, zero, c, c)""",

@@ -73,6 +73,8 @@ class RotaryQkv(Rule):
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
         if not is_plain(node) or not g.attribute(node, "do_rotary") or node.inputs[1] is not None:
             return False
+        if len(g.shape(node.outputs[1]) or ()) != 4:
+            raise Refusal("keys whose shape is not known")
         heads, groups = g.attribute(node, "num_heads"), g.attribute(node, "kv_num_heads")
         if heads != groups and not _lacks_kernel(g, node):
             raise Refusal("grouped heads: repeating keys and values would cost more than it saves")
@@ -103,7 +105,10 @@ class PlainAttention(Rule):
         q, k, v = node.inputs[:3]
         if k is None or v is None or q is None or not _lacks_kernel(g, node) or not is_plain(node):
             return False
-        batch, groups, length, head = g.shape(node.outputs[1]) or ()
+        shape = g.shape(node.outputs[1]) or ()
+        if len(shape) != 4:
+            raise Refusal("keys whose shape is not known")
+        batch, groups, length, head = shape
         if g.attribute(node, "do_rotary", 0):
             ids = g.initializer(np.zeros(1, np.int64), "position_ids")
             tables = node.inputs[7:9]

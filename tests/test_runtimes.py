@@ -249,7 +249,7 @@ def rounded(weight: torch.Tensor, step: float) -> np.ndarray:
     return np.clip(np.rint(weight.detach().numpy().T / step), -128, 127).astype(np.int8)
 
 
-def quantized(coarse: float = 2.0**-10, relu: str = "Relu") -> onnx.ModelProto:
+def quantized(coarse: float = 2.0**-10, relu: str = "Relu", grid: Any = np.uint8) -> Any:
     """The layers with input, weights and middle rounded; without Relu the grid begins at 0."""
     text = """g (float[6, 8] X) => (float[6, 4] Z) {
           xq = QuantizeLinear(X, s5, zi)  x = DequantizeLinear(xq, s5, zi)
@@ -263,15 +263,17 @@ def quantized(coarse: float = 2.0**-10, relu: str = "Relu") -> onnx.ModelProto:
         q1=rounded(module[0].weight, 2.0**-6),
         q2=rounded(module[2].weight, coarse),
         zi=np.int8(0),
-        zu=np.uint8(0),
+        zu=grid(np.iinfo(grid).min),
         **{name: np.float32(value) for name, value in scales.items()},
     )
 
 
-@pytest.mark.parametrize("relu", ["Relu", "Identity"])
-def test_quantisation_is_named_with_its_cost_and_its_node(relu: str) -> None:
+@pytest.mark.parametrize(
+    "grid", [("Relu",), ("Identity",), ("Relu", np.int8), ("Identity", np.int8)]
+)
+def test_quantisation_is_named_with_its_cost_and_its_node(grid: tuple) -> None:
     module, x = layers(), torch.randn(6, 8, generator=torch.Generator().manual_seed(1))
-    found = compare(quantized(0.25, relu), {"X": x}, module=module)
+    found = compare(quantized(0.25, *grid), {"X": x}, module=module)
     told = found.quantization
     assert told is not None
     assert found.outputs["error module"].iloc[0] > 1e4  # far beyond rounding

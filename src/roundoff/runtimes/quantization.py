@@ -172,9 +172,10 @@ def _pairs(proto: onnx.ModelProto, evaluator: TorchOnnxEvaluator, module: Any) -
         if source is not None and source.operator == "QuantizeLinear":
             zero, tensor = node.constants.get(2), source.inputs[0]
             # A grid that begins at zero does what a Relu before it did.
-            from_zero = (
-                zero is not None and dtype_info(zero.dtype).kind == "uint" and not zero.any()
-            )
+            from_zero = zero is not None and not dtype_info(zero.dtype).is_float
+            if from_zero:
+                lowest = to_numpy(zero)
+                from_zero = bool((lowest == ml_dtypes.iinfo(lowest.dtype).min).all())
             in_float = helper.make_node("Relu" if from_zero else "Identity", [tensor], [result])
             pairs.append(_Pair(node.name, "activation", tensor, in_float))
         elif len(node.constants) == len(node.inputs):

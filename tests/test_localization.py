@@ -79,6 +79,10 @@ def test_a_truth_that_is_none_is_refused() -> None:
 
 
 def test_another_model_is_refused() -> None:
+    text = ONE.partition("g (")[0] + "g (float[4] X, float[4] W) => (float[4] Z) { Z = Sub(X, W) }"
+    x = {"X": torch.ones(4), "W": torch.zeros(4)}
+    with pytest.raises(ArgumentError, match="run different nodes"):
+        localize(evaluator(text), evaluator(text.replace("(X, W)", "(W, X)")), x)
     one, added = evaluator(), ONE.replace("Mul(X, X)", "Add(X, X)")
     for others in ({"second": evaluator(added)}, {"truth": evaluator(added, truth=True)}):
         with pytest.raises(ArgumentError, match=r"run different nodes.*Mul.*Add"):

@@ -140,7 +140,7 @@ def _check_same(
 
     A node compared in isolation gets the constants of the first: it would not show the second's.
     """
-    nodes = [[(n.operator, tuple(n.outputs)) for n in e.nodes] for e in (one, other)]
+    nodes = [[(n.operator, *n.inputs, n.outputs) for n in e.nodes] for e in (one, other)]
     if nodes[0] != nodes[1]:
         unequal = [f"{a} and {b}" for a, b in zip(*nodes, strict=False) if a != b]
         raise ArgumentError(

@@ -76,3 +76,8 @@ def test_a_simulated_ring_is_its_tree(dtype: str) -> None:
     parts = parts_of(4, 300, dtype)
     for first, tree in (0, (((0, 1), 2), 3)), (3, (((3, 0), 1), 2)):
         assert same_bits(ring_sum(parts, first), add_in_order(parts, tree))
+
+
+def test_a_node_of_three_is_rounded_once() -> None:
+    parts = np.array([[1.0], [2.0**-53], [2.0**-60]])
+    assert add_in_order(parts, (0, 1, 2)).item() == 1 + 2.0**-52

@@ -19,7 +19,7 @@ from roundoff.arguments import check_whole
 from roundoff.dtypes import dtype_info
 from roundoff.errors import ArgumentError, ShapeError
 
-from .algorithms import sequential
+from .algorithms import neumaier, sequential
 from .data import float_array, round_to
 
 __all__ = [
@@ -82,9 +82,9 @@ def _add(parts: Array, tree: Tree) -> Array:
     added = [_add(parts, branch) for branch in tree]
     if len(added) == 2:
         return added[0] + added[1]
-    # One operation, rounded once: float64 stands for an adder wider than the parts' type.
+    # One operation, rounded once: twice float64 stands for an adder wider than the parts' type.
     wide = [a.astype(np.float64) for a in added]
-    return round_to(sequential(np.stack(wide, axis=-1)), parts.dtype, storage=True)
+    return round_to(neumaier(np.stack(wide, axis=-1)), parts.dtype, storage=True)
 
 
 def _leaves(tree: Tree) -> list[int]:

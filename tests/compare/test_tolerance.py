@@ -31,6 +31,7 @@ def test_wide_accumulation_and_narrow_operands() -> None:
     tf32 = tolerance("float32", 100, operands="tf32")
     assert tf32 == pytest.approx(2 * 2.0**-10, rel=0.02)
     assert tolerance("float32", 100, operands="bfloat16") > 2 * 2.0**-8
+    assert tolerance("float64", 1, operands="float64") == 3 * 2.0**-53
 
 
 def truncated(a: np.ndarray, b: np.ndarray, block: int, bits: int = 24) -> tuple:

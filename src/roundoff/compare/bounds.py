@@ -129,7 +129,7 @@ def tolerance(
     if operands is not None:
         name = str(operands).lower()
         each = TF32 if name in ("tf32", "tensorfloat32") else real_type(operands).unit_roundoff
-        bound = (1 + bound) * (1 + each) ** 2 - 1
+        bound += each * (2 + each) * (1 + bound)  # as a product it loses what float64 rounds
     if wide.precision > result.precision:  # one more rounding, of the result
         bound = bound + result.unit_roundoff * (1 + bound)
     return bound

@@ -145,6 +145,7 @@ def test_non_finite_values_have_an_answer() -> None:
     assert (same.abs, same.rel, same.ulp) == (0, 0, 0)
     assert string_diff(same) == "abs=0, rel=0"
     assert string_diff(found).endswith("dnan=2.0, dinf=2")
+    assert max_diff(np.int64([2**53 + 1, 0]), np.float64([2**53, np.nan])).differ == 2
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def _settle(total: Difference, e: torch.Tensor, g: torch.Tensor, size: torch.Ten
     total["dnan"] += float((e_nan ^ g_nan).sum())
     total["dinf"] += int(apart.sum())
     # NaN beside a number, and infinite complex parts that cancel.
-    size.masked_fill_(size.isnan(), math.inf).masked_fill_(same, 0.0)
+    size.masked_fill_(size.isnan(), math.inf).masked_fill_(same & ~e.isfinite(), 0.0)
 
 
 def _add_relative(total: Difference, e_size: torch.Tensor, size: torch.Tensor) -> None:

@@ -161,6 +161,18 @@ def test_it_does_what_eager_does(name: str, patterns: str | None) -> None:
 
 
 @torch.no_grad()
+def test_views_by_sizes_of_inputs_are_cut_where_torch_cuts_them() -> None:
+    """AOTAutograd cut the input by the strides of what came without gaps."""
+
+    def f(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        return [*x.chunk(2, 1), y.add_(1)[:, y.shape[1] // 2 :]]
+
+    x = torch.randn(3, 8)
+    made = through(f, dynamic=True)(x[:, ::2], x.clone())
+    assert all(map(torch.equal, made, f(x[:, ::2], x)))
+
+
+@torch.no_grad()
 def test_several_shapes_graph_breaks_and_autocast() -> None:
     f = Gated()
 

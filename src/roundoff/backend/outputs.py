@@ -11,9 +11,11 @@ import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from roundoff.errors import UnsupportedError
+from roundoff.fusion.editor import static
 
 from .sizes import dim, dims, evaluate, hint
 
+_COPY = torch.ops.aten.copy_.default
 Restore = Callable[[list[torch.Tensor], Mapping[str, int]], Any]
 
 
@@ -22,8 +24,9 @@ class Outputs:
 
     An output that is a permutation of a contiguous one is returned as that one, and seen through
     its own strides after, which copies nothing. Outputs that share memory in torch are computed
-    once, as the tensor that contains all of them, and cut from it. An output with gaps in its
-    memory comes without them. What is no tensor is kept aside.
+    once, as the tensor that contains all of them, and cut from it. Of a view of an input by
+    symbolic sizes AOTAutograd reads the strides alone. Another output with gaps in its memory comes
+    without them. What is no tensor is kept aside.
 
     Parameters
     ----------
@@ -44,6 +47,8 @@ class Outputs:
         self.plain = True
         self._nodes: list[torch.fx.Node] = []
         bases = _bases(gm, returned)  # type: ignore[arg-type]
+        places = [place.meta["val"] for place in gm.graph.find_nodes(op="placeholder")]
+        self._inputs = [_memory(v) for v in places if isinstance(v, torch.Tensor)]
         self._restore = [self._restoring(node, bases) for node in returned]  # type: ignore[union-attr]
         nodes = []
         for node in self._nodes:
@@ -74,12 +79,19 @@ class Outputs:
             return lambda tensors, sizes: node
         base = bases.get(_memory(value), node)
         index, order = self._index(base), axes_by_stride(value)
-        if base is node and (order is None or contiguous(value)):
-            return lambda tensors, sizes: tensors[index]
-        self.plain = False
         shape, stride = dims(value.shape), dims(value.stride())
-        offset = 0 if base is node else dim(value.storage_offset())
-        return lambda tensors, sizes: tensors[index].as_strided(
+        offset = dim(value.storage_offset())
+        viewed = node.op != "placeholder" and _memory(value) in self._inputs
+        viewed &= not static(*shape, *stride, offset)
+        if base is node and not viewed:
+            offset = 0
+            if order is None or contiguous(value):
+                return lambda tensors, sizes: tensors[index]
+        self.plain = False
+        kind = value.dtype
+        return lambda tensors, sizes: (
+            torch.empty(0, dtype=kind, device="meta") if viewed else tensors[index]
+        ).as_strided(
             [evaluate(d, sizes) for d in shape],
             [evaluate(d, sizes) for d in stride],
             evaluate(offset, sizes),
@@ -128,7 +140,11 @@ def _bases(gm: torch.fx.GraphModule, returned: Sequence[Any]) -> dict[int, torch
     """For each memory that several outputs share: the node whose tensor is all of it."""
     values = [node.meta.get("val") for node in returned if isinstance(node, torch.fx.Node)]
     outputs = [value for value in values if isinstance(value, torch.Tensor)]
-    seen = collections.Counter(map(_memory, outputs))
+    # What is written to an input counts, too: of its views AOTAutograd reads the strides.
+    written = [n.args[1].meta["val"] for n in gm.graph.nodes if n.target is _COPY]
+    seen = collections.Counter(
+        _memory(v) for v in outputs + [w for w in written if not static(*dims(w.shape))]
+    )
     bases: dict[int, torch.fx.Node] = {}
     for node in gm.graph.nodes:
         value = node.meta.get("val")

@@ -51,10 +51,11 @@ def test_a_range_has_the_length_and_the_numbers_of_torch() -> None:
             assert torch.equal(made, expected)
 
 
-def test_a_sum_of_large_integers_is_torchs() -> None:
-    """ONNX Runtime adds integers in float64: 2**62 + 1 twice is no number there."""
+def test_sums_and_extremes_of_large_integers_are_torchs() -> None:
+    """ONNX Runtime adds integers in float64, and its Min of 1 and 2**31 is 2**31."""
     x = torch.tensor([2**62 + 1, 2**62 + 1, -(2**62), 1])
     same_bits(lambda x: (x.sum(), x.int().sum(0), (x > 0).sum()), x)
+    same_bits(lambda x: (x.clamp(max=2**31), torch.maximum(x, x.flip(0))), x)
 
 
 # Indices

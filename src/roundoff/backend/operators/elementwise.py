@@ -11,7 +11,7 @@ import onnx_ir as ir
 import torch
 
 from ..converter import Converter, onnx_type
-from .table import BOOL, fits, kind_of, shape_of, writes
+from .table import BOOL, INT64, fits, kind_of, shape_of, writes
 
 
 def _unary(op: str) -> Callable[..., Any]:
@@ -80,6 +80,11 @@ def _is_wide(x: Any) -> bool:
     return single and known.dtype in (torch.float32, torch.float64)
 
 
+def _is_cut(c: Converter, kind: ir.DataType) -> bool:
+    """Whether onnxruntime 1.31's Min and Max get the order of numbers beyond 2**31 wrong."""
+    return c.on_cpu and kind == INT64
+
+
 def _binary(op: str, boolean: str | None = None) -> Callable[..., Any]:
     def write(c: Converter, node: Any, a: Any, b: Any, alpha: Any = 1) -> Any:
         kind, dtype, factor = kind_of(node), node.meta["val"].dtype, op in ("Mul", "Div")
@@ -89,6 +94,8 @@ def _binary(op: str, boolean: str | None = None) -> Callable[..., Any]:
         second = c.tensor(b, kind)
         if alpha != 1:
             second = c.op("Mul", second, c.tensor(alpha, kind))
+        if op in ("Max", "Min") and _is_cut(c, kind):
+            return NotImplemented
         chosen = boolean if kind == BOOL and boolean else op
         return c.op(chosen, c.tensor(a, kind), second)
 
@@ -185,9 +192,9 @@ def _clamp(c: Converter, node: Any, x: Any, min: Any = None, max: Any = None) ->
     bounds = [bound for bound in (min, max) if bound is not None]
     if any(isinstance(bound, float) and math.isnan(bound) for bound in bounds):
         return NotImplemented  # torch gives NaN on a processor, and x on a GPU
-    if not all(fits(bound, node.meta["val"].dtype) for bound in bounds):
-        return NotImplemented
     kind = kind_of(node)
+    if not all(fits(bound, node.meta["val"].dtype) for bound in bounds) or _is_cut(c, kind):
+        return NotImplemented
     value = c.tensor(x, kind)
     for op, bound in (("Max", min), ("Min", max)):
         if bound is not None:

@@ -279,9 +279,10 @@ class Converter:
         array = self.array(value)
         if array is not None and array.size <= 64:
             return self.constant(array.astype(dtype.numpy()))
-        if self.on_cpu and dtype == ir.DataType.FLOAT16 and value.dtype.is_integer():
-            # It computes float16 in float32, and joins the Cast to it with this one.
-            raise LeftToTorchError("ONNX Runtime leaves out the rounding of integers to float16")
+        whole = value.dtype.is_integer() or dtype.is_integer()
+        if self.on_cpu and whole and ir.DataType.FLOAT16 in (dtype, value.dtype):
+            # It computes float16 in float32, and joins the Cast to it or from it with this one.
+            raise LeftToTorchError("ONNX Runtime leaves out a rounding to float16 beside integers")
         return self.op("Cast", value, dtype=dtype, to=int(dtype))
 
     def constant(self, array: Any) -> ir.Value:

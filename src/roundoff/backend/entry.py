@@ -91,6 +91,8 @@ def onnx_custom_backend(
     NaN, ONNX Runtime the bias.
     A zero may have the other sign than eager's where it is a maximum, a minimum or a bound
     (``clamp``, ``relu6``), which ONNX leaves open, and where it is a sum of zeros.
+    On a processor ONNX Runtime computes float16 in float32, and rounds what operators that are left
+    to torch, and the caller, see: what overflows float16 between other operators stays finite.
     A program that draws random numbers is not recorded as a CUDA graph: the runs before a recording
     would draw, too.
     TF32 follows ``torch.backends.cuda.matmul.allow_tf32``: dynamo compiles again where it changes.

@@ -293,6 +293,7 @@ CONSTANTS = """<int64[2] ends = {0, -1}, int64[2] high = {9, 3}, int64[2] low = 
         "DequantizeLinear<axis = 0>(Q, two)",
         "DequantizeLinear<axis = -1>(Q, three)",
         "LayerNormalization(X, single, single)",
+        "Slice(X, low, low, one, by)",
     ],
 )
 def test_torch_gives_what_onnx_runtime_gives(node: str) -> None:

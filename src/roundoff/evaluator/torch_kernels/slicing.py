@@ -40,6 +40,8 @@ def _sliced(
             "Slice", got=f"{starts}, {ends}, {axes}, {steps}", expected="distinct axes, one length"
         )
     for start, end, k, step in zip(starts, ends, over, steps, strict=True):
+        if step < 0:  # ONNX begins at the first element, where NumPy takes none
+            start = max(start, -x.shape[k])
         places = range(x.shape[k])[start:end:step]
         if step > 0:
             x = x[(slice(None),) * k + (slice(places.start, places.stop, step),)]

@@ -302,3 +302,18 @@ def test_torch_gives_what_onnx_runtime_gives(node: str) -> None:
     feeds = arrays(X=(2, 3, 5, 7), W=(4, 3, 2, 2))
     got, wanted = (TorchOnnxEvaluator(model, kernels=k).run(feeds)[0] for k in ("torch", "ort"))
     torch.testing.assert_close(got, wanted, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        """(int16[2] Y, int16[2] W) <float[2] x = {2, 60000}, int16 z = {30001}, float one = {1},
+        int16[2] W = {30003, 32767}>
+        { X = Cast<to = 10>(x) s = Cast<to = 10>(one) Y = QuantizeLinear(X, s, z) }""",
+        """(uint8[1] Y, uint8[1] W) <float[1] x = {1e-7}, float s = {1e-8}, uint8[1] W = {12}>
+        { X = Cast<to = 10>(x) Y = QuantizeLinear(X, s) }""",
+    ],
+)
+def test_no_digits_are_lost_inside_and_no_type(body: str) -> None:
+    got, wanted = TorchOnnxEvaluator(text(f"g () => {body}", 23)).run({})
+    torch.testing.assert_close(got, wanted, rtol=1e-9, atol=0)

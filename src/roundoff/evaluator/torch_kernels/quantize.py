@@ -63,7 +63,7 @@ def _quantize(node: Node) -> Function:
         if dtype not in _INTEGERS or not x.is_floating_point():
             raise NotHandledError("quantisation to or from such a type")
         step = _spread(scale, x, axis)
-        y = torch.round(x / (step if node.truth else step.to(x.dtype)))
+        y = torch.round(x.to(step.dtype) / step).double()  # float16 lacks integers of 16 bits
         if zero is not None:
             y = y + _spread(zero, x, axis).to(y.dtype)
         limits = torch.iinfo(dtype)

@@ -312,6 +312,13 @@ def test_torch_gives_what_onnx_runtime_gives(node: str) -> None:
         { X = Cast<to = 10>(x) s = Cast<to = 10>(one) Y = QuantizeLinear(X, s, z) }""",
         """(uint8[1] Y, uint8[1] W) <float[1] x = {1e-7}, float s = {1e-8}, uint8[1] W = {12}>
         { X = Cast<to = 10>(x) Y = QuantizeLinear(X, s) }""",
+        """(float16[1] Y, float16[1] W) <float[1] x = {-1}, int32[1] odd = {2049}>
+        { W = Cast<to = 10>(x) Y = Pow(W, odd) }""",
+        """(float[1] Y, float[1] W) <float[1] x = {-1}, int64[1] odd = {16777217}>
+        { W = Identity(x) Y = Pow(W, odd) }""",
+        """(double[1] Y, double[1] W) <double[1] x = {-10}, double[1] W = {-7.619853024160525e-23}>
+        { Y = Gelu(x) }""",
+        "(float Y, float W) <float W = {1}> { Y = Celu(W) }",
     ],
 )
 def test_no_digits_are_lost_inside_and_no_type(body: str) -> None:

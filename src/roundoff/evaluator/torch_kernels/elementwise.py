@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from typing import Any
 
@@ -72,9 +73,11 @@ def _mod(a: Tensor, b: Tensor, *, fmod: int) -> Tensor:
 @torch_kernel("Pow", 7)
 def _pow(node: Node) -> Function:
     def power(a: Tensor, b: Tensor) -> Tensor:
-        if a.dtype != b.dtype and (b.dtype == torch.float64 or not a.is_floating_point()):
+        if a.dtype == b.dtype:
+            return torch.pow(a, b)
+        if not a.is_floating_point():
             raise NotHandledError("a power of a wider type")
-        return torch.pow(a, b.to(a.dtype))
+        return torch.pow(a.double(), b.double()).to(a.dtype)
 
     fixed = node.constants.get(1)
     if not isinstance(fixed, Tensor) or fixed.numel() != 1 or not fixed.is_floating_point():
@@ -108,8 +111,16 @@ def _clip(x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> T
 # -- activations -------------------------------------------------------------------------------
 
 
-torch_function("Gelu", 20, approximate="none")(F.gelu)
 torch_function("Elu", 6, alpha=1.0)(F.elu)
+torch_function("Celu", 12, alpha=1.0)(F.celu)
+
+
+@torch_function("Gelu", 20, approximate="none")
+def _gelu(x: Tensor, *, approximate: str) -> Tensor:
+    if x.dtype == torch.float64 and approximate == "none":
+        # F.gelu has no digits left where x is below -8.
+        return x / 2 * torch.special.erfc(x * -math.sqrt(0.5))
+    return F.gelu(x, approximate=approximate)
 
 
 @torch_function("LeakyRelu", 6, alpha=0.01)

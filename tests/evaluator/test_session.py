@@ -316,6 +316,8 @@ def test_torch_gives_what_onnx_runtime_gives(node: str) -> None:
         { W = Cast<to = 10>(x) Y = Pow(W, odd) }""",
         """(float[1] Y, float[1] W) <float[1] x = {-1}, int64[1] odd = {16777217}>
         { W = Identity(x) Y = Pow(W, odd) }""",
+        """(float[1] Y, float[1] W) <float[1] x = {0.01}, float[1] W = {1000000}>
+        { X = Cast<to = 10>(x) N, M, Y = LayerNormalization<epsilon = 1e-12>(X, X) }""",
         """(double[1] Y, double[1] W) <double[1] x = {-10}, double[1] W = {-7.619853024160525e-23}>
         { Y = Gelu(x) }""",
         "(float Y, float W) <float W = {1}> { Y = Celu(W) }",

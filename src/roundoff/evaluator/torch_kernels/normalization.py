@@ -33,10 +33,12 @@ def _layer_normalization(node: Node) -> Function:
             or (stash is torch.float64 and x.dtype is not stash)
         ):
             raise NotHandledError("a scale of another shape, or statistics of another type")
-        if not several:
-            return F.layer_norm(x, shape, scale, bias, epsilon)
         # float16 and bfloat16 are summed in float32 by the kernel, as stash_type=1 asks.
-        y, mean, inverse = torch.native_layer_norm(x, shape, scale, bias, epsilon)
+        y = F.layer_norm(x, shape, scale, bias, epsilon)
+        if not several:
+            return y
+        wide = x.to(torch.promote_types(x.dtype, stash))  # for statistics of that type
+        _, mean, inverse = torch.native_layer_norm(wide, shape, None, None, epsilon)
         kept = (*x.shape[: x.dim() - len(shape)], *[1] * len(shape))
         return y, mean.reshape(kept).to(stash), inverse.reshape(kept).to(stash)
 

@@ -318,6 +318,8 @@ def test_torch_gives_what_onnx_runtime_gives(node: str) -> None:
         { W = Identity(x) Y = Pow(W, odd) }""",
         """(float[1] Y, float[1] W) <float[1] x = {0.01}, float[1] W = {1000000}>
         { X = Cast<to = 10>(x) N, M, Y = LayerNormalization<epsilon = 1e-12>(X, X) }""",
+        """(double Y, double W) <double[2] x = {3e100, 4e100}, double W = {5e100}>
+        { Y = ReduceL2<keepdims = 0>(x) }""",
         """(double[1] Y, double[1] W) <double[1] x = {-10}, double[1] W = {-7.619853024160525e-23}>
         { Y = Gelu(x) }""",
         "(float Y, float W) <float W = {1}> { Y = Celu(W) }",

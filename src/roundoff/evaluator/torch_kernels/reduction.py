@@ -30,6 +30,10 @@ def _log_sum_exp(x: Tensor, axes: list[int], keep: bool) -> Tensor:
     return torch.logsumexp(x, axes, keepdim=keep)
 
 
+def _norm(x: Tensor, axes: list[int], keep: bool) -> Tensor:
+    return torch.linalg.vector_norm(x, 2, axes, keep)
+
+
 # From 13 or 18 on the axes are an input, before an attribute.
 _REDUCERS: dict[str, Reducer] = {
     "ReduceSum": _sum,
@@ -37,6 +41,7 @@ _REDUCERS: dict[str, Reducer] = {
     "ReduceLogSumExp": _log_sum_exp,
     "ReduceMax": torch.amax,
     "ReduceMin": torch.amin,
+    "ReduceL2": _norm,  # ONNX's definition goes through float32
 }
 
 
@@ -46,7 +51,7 @@ def _register(op_type: str, reducer: Reducer) -> None:
         x: Tensor, axes: list[int] | None, *, keepdims: int, noop_with_empty_axes: int
     ) -> Tensor:
         if not axes and noop_with_empty_axes:
-            return x
+            return x.abs() if reducer is _norm else x
         rank = max(x.dim(), 1)  # a number counts as a vector
         over = [axis_of(a, rank) for a in axes or range(x.dim())]
         return reducer(x, over, bool(keepdims))

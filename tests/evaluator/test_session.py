@@ -323,6 +323,8 @@ def test_torch_gives_what_onnx_runtime_gives(node: str) -> None:
         """(double[1] Y, double[1] W) <double[1] x = {-10}, double[1] W = {-7.619853024160525e-23}>
         { Y = Gelu(x) }""",
         "(float Y, float W) <float W = {1}> { Y = Celu(W) }",
+        """(int32 Y, int32 W) <int32[2] x = {1, 2}, int32 W = {3}>
+        { Y = Einsum<equation = "i->">(x) }""",
     ],
 )
 def test_no_digits_are_lost_inside_and_no_type(body: str) -> None:

@@ -46,7 +46,7 @@ def _gemm(
 
 @torch_function("Einsum", 12, equation="")
 def _einsum(*inputs: Tensor, equation: str) -> Tensor:
-    return torch.einsum(equation.replace(" ", ""), *inputs)
+    return torch.einsum(equation.replace(" ", ""), *inputs).to(inputs[0].dtype)
 
 
 def _of_rank(name: str, rank: int) -> Function:

@@ -325,6 +325,8 @@ def test_torch_gives_what_onnx_runtime_gives(node: str) -> None:
         "(float Y, float W) <float W = {1}> { Y = Celu(W) }",
         """(int32 Y, int32 W) <int32[2] x = {1, 2}, int32 W = {3}>
         { Y = Einsum<equation = "i->">(x) }""",
+        """(int32 Y, int32 W) <int32[0, 3] x = {}, int64[2] axes = {0, -1}, int32 W = {2147483647}>
+        { Y = ReduceMin<keepdims = 0>(x, axes) }""",
     ],
 )
 def test_no_digits_are_lost_inside_and_no_type(body: str) -> None:

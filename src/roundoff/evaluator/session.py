@@ -56,7 +56,8 @@ class TorchOnnxEvaluator:
         default all three in this order.
         An If, Loop or Scan runs as a whole in the first of them that has it, which is none in
         truth mode. Where ONNX Runtime departs
-        from ONNX's definition (DFT, STFT, Resize, MaxUnpool, Dropout, Sign) the default
+        from ONNX's definition (DFT, STFT, Resize, MaxUnpool, Dropout, Sign, Shrink, some
+        reductions) the default
         has ONNX's reference before it.
     truth : bool
         Compute in float64 throughout, whatever the model's types say: every floating constant

@@ -31,6 +31,11 @@ def test_constants_are_folded_and_can_be_kept() -> None:
     assert rewritten(m, "default", constant_folding=False)[0] == ["Add", "Mul"]
 
 
+def test_what_the_reference_cuts_elsewhere_is_no_constant() -> None:
+    text = "g (float[2] x) => (int64[n] y) { y = Slice(a, a, a, b, a) }"
+    assert ops(text, a=np.array([-9], I64), b=np.array([0], I64)) == ["Slice"]
+
+
 def test_a_product_of_floats_is_no_constant() -> None:
     text = "g (float[2] x) => (float[2] y) { c = ReduceProd<keepdims = 0>(a) y = Mul(x, c) }"
     assert ops(text, a=np.float32([2.1, 3.3, 1e-3, 7.7])) == ["ReduceProd", "Mul"]

@@ -102,7 +102,12 @@ def test_slices_are_a_split() -> None:
     text = """g (float[2, 6] x) => (float[2, 2] a, float[2, 4] b)
     { a = Slice(x, zero, two, one) b = Slice(x, two, end, one) }"""
     constants = {k: np.array([v], I64) for k, v in (("zero", 0), ("two", 2), ("one", 1))}
-    assert ops(text, **constants, end=np.array([2**62], I64)) == ["Split"]
+    constants |= {"end": np.array([2**62], I64), "c": np.float32([np.inf])}
+    assert ops(text, **constants) == ["Split"]
+    more = text.replace("{", "{ d = Add(x, c)").replace("=> (", "=> (float[2, 6] d, ")
+    old = model(more, **constants)
+    old.opset_import[0].version = 11
+    assert rewritten(old, "default")[0] == ["Add", "Slice", "Slice"]
     short = text.replace("float[2, 4] b", "float[2, 3] b")  # one element is in neither part
     for start, end in ((2, 5), (3, 99)):
         given = constants | {"from": np.array([start], I64), "end": np.array([end], I64)}

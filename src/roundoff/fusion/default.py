@@ -154,7 +154,7 @@ class SlicesToSplit(Rule):
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
         x, first = node.inputs[0], self._bounds(g, node)
-        if x is None or first is None:
+        if x is None or first is None or g.opset < 13:  # its Split has an attribute
             return False
         axis, parts = first[0], {}
         for use in x.uses():
@@ -179,8 +179,10 @@ class SlicesToSplit(Rule):
     def _bounds(g: Editor, node: ir.Node) -> tuple[int, int, int] | None:
         """(axis, start, end) of a Slice along one axis with step one."""
         shape = g.shape(node.inputs[0])
+        if node.op_type != "Slice" or shape is None:
+            return None
         numbers = [g.ints(i) for i in node.inputs[1:]]
-        if node.op_type != "Slice" or shape is None or numbers[3:] not in ([], [[1]]):
+        if numbers[3:] not in ([], [[1]]):
             return None
         if len(numbers) < 3 or any(n is None or len(n) != 1 for n in numbers):
             return None

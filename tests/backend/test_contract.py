@@ -460,6 +460,11 @@ def test_a_number_that_float16_has_not(f: Callable[..., Any]) -> None:
     torch.testing.assert_close(through(f)(*inputs), f(*inputs), rtol=0, atol=0)
 
 
+def test_a_small_probability_has_a_logarithm() -> None:
+    x = torch.tensor([-80.0, -20.0, -5.0, 0.0, 9.0])
+    torch.testing.assert_close(through(torch.sigmoid)(x).log(), torch.nn.functional.logsigmoid(x))
+
+
 # What stays with torch
 
 _LIBRARY = torch.library.Library("roundoff_tests", "FRAGMENT")

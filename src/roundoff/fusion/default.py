@@ -40,8 +40,9 @@ class FoldConstants(Rule):
         if size > (4096 if grows else 1 << 22):
             raise Refusal(f"{size} elements are too many to store")
         value = g.constant(node.outputs[0])
-        if value is None or (node.op_type == "ReduceProd" and value.dtype.kind != "i"):
-            return False  # a product of floats has the order of who computes it
+        ordered = node.op_type in ("ReduceProd", "CumSum", "Range", "Sum")
+        if value is None or (ordered and value.dtype.kind != "i"):
+            return False  # of floats their bits depend on the order in which they are computed
         g.replace(node.outputs[0], g.initializer(value, f"{node.outputs[0].name}_folded"))
         return True
 

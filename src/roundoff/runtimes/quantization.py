@@ -87,7 +87,8 @@ class Quantization:
             texts.append(
                 f"The float graph itself is {self.residual:.2g} from the module ({self.unmatched} "
                 "rounded weights are no parameter of it, and stayed rounded): quantisation does "
-                "not explain this, look at the export."
+                "not explain this. A Clip (ReLU6, Hardtanh) that the quantiser left out may; else "
+                "look at the export."
             )
         if len(self.frame):
             most = self.frame.iloc[0]

@@ -30,13 +30,21 @@ for _name, _op in {
     "cos": "Cos",
     "sin": "Sin",
     "tanh": "Tanh",
-    "sigmoid": "Sigmoid",
     "relu": "Relu",
     "erf": "Erf",
     "floor": "Floor",
     "reciprocal": "Reciprocal",
 }.items():
     writes(_name)(_unary(_op))
+
+
+@writes("sigmoid")
+def _sigmoid(c: Converter, node: Any, x: Any) -> ir.Value:
+    value = c.tensor(x, kind_of(node))
+    if not c.on_cpu:
+        return c.op("Sigmoid", value)
+    # There ONNX Runtime's own has no digits below -5 and is 0 below -18.
+    return c.op("Exp", c.op("Neg", c.op("Softplus", c.op("Neg", value))))
 
 
 @writes("rsqrt")

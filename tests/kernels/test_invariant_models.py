@@ -244,6 +244,21 @@ def test_a_module_that_computes_by_functions_runs_within():
             assert torch.equal(model(x[3 : 3 + rows]), whole[3 : 3 + rows])
 
 
+class Product(torch.nn.Module):
+    def forward(self, x):
+        return x @ x.mT
+
+
+def test_a_product_by_its_sign_runs_within():
+    assert roundoff.invariant(Product()).invariant_places.within
+
+
+def test_a_copy_computes_with_its_own_weights():
+    other = copy.deepcopy(roundoff.invariant(Own().to(DEVICE)))
+    other.scale.data.zero_()
+    assert not other(draw(2, 3, 64)).any()
+
+
 def test_what_lacks_the_property_is_named():
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Conv1d(2, 2, 1))
     with pytest.raises(VariantOperatorError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dis
 import functools
 import pickle
 from collections.abc import Callable
@@ -43,7 +44,8 @@ _ELEMENTWISE = ("torch.nn.modules.activation", "transformers.activations")
 #: Names in the code of a module that computes by torch's functions, not by modules alone.
 _FUNCTIONS = frozenset(
     (
-        "addmm", "baddbmm", "bmm", "conv1d", "conv2d", "dot", "einsum", "group_norm", "layer_norm",
+        "batch_norm", "elu", "rms_norm", "rsqrt", "softplus", "tensordot", "addmm", "baddbmm",
+        "bmm", "conv1d", "conv2d", "dot", "einsum", "group_norm", "layer_norm",
         "linear", "log_softmax", "logsumexp", "matmul", "mean", "mm", "norm", "normalize", "pow",
         "scaled_dot_product_attention", "sigmoid", "silu", "gelu", "softmax", "std", "sum", "var",
     )
@@ -113,7 +115,7 @@ def put_in_place(model: torch.nn.Module, context: AbstractContextManager[Any]) -
             continue  # once is enough
         known["_roundoff"] = True
         if forward is None:
-            module.forward = torch.compiler.disable(_within(context, module.forward))
+            module.forward = _within(context, module)
             continue
         if forward is _elementwise:
             bare = copy.deepcopy(module)
@@ -125,13 +127,17 @@ def put_in_place(model: torch.nn.Module, context: AbstractContextManager[Any]) -
     return places
 
 
-def _within(context: AbstractContextManager[Any], forward: Any) -> Any:
-    @functools.wraps(forward)
+def _within(context: AbstractContextManager[Any], module: torch.nn.Module) -> Any:
+    bound = module.forward
+    forward = getattr(bound, "__func__", None)  # a copy of the module has weights of its own
+
+    @torch.compiler.disable
+    @functools.wraps(forward or bound)
     def run(*args: Any, **kwargs: Any) -> Any:
         with context:
-            return forward(*args, **kwargs)
+            return (forward or bound)(*args, **kwargs)
 
-    return run
+    return MethodType(run, module) if forward else run
 
 
 def _forward_of(module: torch.nn.Module) -> Any:
@@ -161,9 +167,11 @@ def _computes(module: torch.nn.Module) -> bool:
     own = any(p.is_floating_point() for p in module.parameters(recurse=False))
     if own and not isinstance(module, torch.nn.Embedding):
         return True
-    code = getattr(cls.forward, "__wrapped__", cls.forward)
-    names = getattr(getattr(code, "__code__", None), "co_names", ())
-    return not _FUNCTIONS.isdisjoint(names)
+    code = getattr(getattr(cls.forward, "__wrapped__", cls.forward), "__code__", None)
+    if code is None or cls.__name__.endswith("RotaryEmbedding"):  # its products have one term
+        return False
+    product = any(s.argrepr == "@" for s in dis.get_instructions(code))
+    return product or not _FUNCTIONS.isdisjoint(code.co_names)
 
 
 # Products. ----------------------------------------------------------------------------------------

@@ -78,7 +78,11 @@ def invariant(model: Any = None) -> Any:
     :func:`torch.compile` runs uncompiled within; the other way round, our two functions are opaque
     operators of a compiled graph.
 
-    On a CPU the property holds for one number of threads.
+    On a CPU the property holds for one number of threads. It does not hold, and nothing is refused,
+    where the batch is the columns of a product (``weight @ x.T``), for ``torch.linalg`` and
+    ``multi_dot``, and on a CPU for a sum, ``nansum``, ``var`` or ``std`` of a batch of one over
+    several axes. ``roundoff.invariant(model)`` reads the names in each module's ``forward``:
+    what a method or function computes that ``forward`` calls, it does not see.
 
     Parameters
     ----------

@@ -105,12 +105,14 @@ _LACKING_ON_CUDA = frozenset(
     )
 )
 #: Operators of which :func:`lacks` has to be asked.
-MAY_LACK = _LACKING | _LACKING_ON_CUDA
+MAY_LACK = _LACKING | _LACKING_ON_CUDA | {"aten::native_batch_norm"}
 
 
 def lacks(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     if name in _LACKING:
         return True
+    if "batch_norm" in name:  # instance_norm makes one row of all
+        return bool(args[5]) and len(args[0]) > 1
     if any(t.is_cuda for t in tensors_of(args)):
         accumulates = args[3] if len(args) > 3 else kwargs.get("accumulate", False)
         return bool(accumulates) if "index_put" in name else args[0].is_floating_point()
@@ -143,8 +145,7 @@ def _bmm(func: Any, a: Any, b: Any) -> Any:
 
 
 def _mv(func: Any, a: Any, x: Any) -> Any:
-    # As the product of a batch of one, which a vector is to torch.nn.functional.linear.
-    return matmul(x[None], a)[0] if _plain(func, a, x) else NotImplemented
+    return matmul(a, x[None])[:, 0] if _plain(func, a, x) else NotImplemented
 
 
 def _linear(func: Any, x: Any, weight: Any, bias: Any = None) -> Any:
@@ -244,6 +245,8 @@ def _vector_norm(
 @own_work
 def _softmax(func: Any, x: Any, dim: int, widen: bool) -> Any:
     """Softmax on CUDA of rows that do not begin alike: torch adds up to a boundary of 16 bytes."""
+    if x.is_cpu and x.dim() and not _last_only(x, dim):  # there the other axes are vectors
+        return func(x.transpose(dim, -1).contiguous(), -1, widen).transpose(dim, -1)
     if not _last_only(x, dim) or not x.numel() or not _is_added(x, None):
         return None
     n = x.shape[-1]
@@ -286,9 +289,13 @@ def _power(func: Any, x: Any, exponent: Any) -> Any:
 
 def _scaled_sum(func: Any, a: Any, b: Any, *, alpha: Any = 1) -> Any:
     """a + alpha b, in one rounding or two in 16 bits; a plain sum has one anyway."""
-    if alpha == 1 or not isinstance(b, torch.Tensor):
-        return None
-    return _pieces(func, a, b, alpha=alpha)
+    return None if alpha == 1 else _pieces(func, a, b, alpha=alpha)
+
+
+def _by_number(func: Any, a: Any, b: Any, **kwargs: Any) -> Any:
+    """A single whole number, which torch does not round to 16 bits first as it does several."""
+    whole = isinstance(b, torch.Tensor) and b.dtype == torch.int64 and b.dim()
+    return func(a, b.to(a.dtype), **kwargs) if whole and a.is_floating_point() else None
 
 
 _NAMED: dict[str, Handler] = {
@@ -306,6 +313,9 @@ _NAMED: dict[str, Handler] = {
     "pow": _power,
     "add": _scaled_sum,
     "sub": _scaled_sum,
+    "rsub": _scaled_sum,
+    "div": _by_number,
+    "mul": _by_number,
 }
 #: Functions of one element that differ between vectors and what is left over, as measured.
 _NAMED |= dict.fromkeys(
@@ -321,6 +331,14 @@ _NAMED |= dict.fromkeys(
         "logit",
         "atan2",
         "hypot",
+        "sinh",
+        "cosh",
+        "atanh",
+        "celu",
+        "ldexp",
+        "logaddexp",
+        "logaddexp2",
+        "special_i0e",
     ),
     _pieces,
 )

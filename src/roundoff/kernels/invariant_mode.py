@@ -79,9 +79,10 @@ def invariant(model: Any = None) -> Any:
     operators of a compiled graph.
 
     On a CPU the property holds for one number of threads. It does not hold, and nothing is refused,
-    where the batch is the columns of a product (``weight @ x.T``), for ``torch.linalg`` and
-    ``multi_dot``, and on a CPU for a sum, ``nansum``, ``var`` or ``std`` of a batch of one over
-    several axes. ``roundoff.invariant(model)`` reads the names in each module's ``forward``:
+    where the batch is the columns of a product (``weight @ x.T``), for ``torch.linalg``,
+    ``multi_dot``, recurrent layers in 16 bits and ``batch_norm`` in training, and on a CPU for a
+    sum, ``nansum``, ``var`` or ``std`` of a batch of one over several axes.
+    ``roundoff.invariant(model)`` reads the names in each module's ``forward``:
     what a method or function computes that ``forward`` calls, it does not see.
 
     Parameters
@@ -199,6 +200,8 @@ class _Functions(TorchFunctionMode):
         if func is torch.nn.functional.scaled_dot_product_attention:
             self.owner.replaced["scaled_dot_product_attention"] += 1
             return sdpa(*args, **kwargs)
+        if func is torch.nn.functional.linear and args:  # of others torch rounds before the bias
+            args = (args[0].contiguous(), *args[1:])
         return func(*args, **kwargs)
 
 

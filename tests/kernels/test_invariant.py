@@ -193,6 +193,10 @@ def test_an_operator_that_lacks_the_property_is_named():
         torch.mm(x[0].to(torch.complex64), x[0].T.to(torch.complex64))
     with roundoff.invariant(), pytest.raises(VariantOperatorError, match="aten::addmm"):
         torch.addmm(x[0, 0], x[0], x[0].T @ x[0], beta=2)
+    with roundoff.invariant(), pytest.raises(VariantOperatorError, match="batch_norm"):
+        functional.batch_norm(x[0], None, None, training=True)
+    with roundoff.invariant(), pytest.raises(VariantOperatorError, match="gru"):
+        torch.nn.GRU(8, 2).to(DEVICE, torch.bfloat16)(x.bfloat16())
 
 
 def test_it_nests_ends_where_it_ends_and_is_of_its_thread():

@@ -79,9 +79,8 @@ def invariant(model: Any = None) -> Any:
     operators of a compiled graph.
 
     On a CPU the property holds for one number of threads. It does not hold, and nothing is refused,
-    where the batch is the columns of a product (``weight @ x.T``), for ``torch.linalg``,
-    ``multi_dot``, recurrent layers in 16 bits and ``batch_norm`` in training, and on a CPU for a
-    sum, ``nansum``, ``var`` or ``std`` of a batch of one over several axes.
+    where the batch is the columns of a product (``weight @ x.T``), for ``torch.linalg``, and on a
+    CPU for a sum, ``nansum``, ``var`` or ``std`` of a batch of one over several axes.
     ``roundoff.invariant(model)`` reads the names in each module's ``forward``:
     what a method or function computes that ``forward`` calls, it does not see.
 
@@ -202,7 +201,23 @@ class _Functions(TorchFunctionMode):
             return sdpa(*args, **kwargs)
         if func is torch.nn.functional.linear and args:  # of others torch rounds before the bias
             args = (args[0].contiguous(), *args[1:])
+        name = getattr(func, "__name__", "")
+        # Of one sequence they round before the bias in 16 bits; multi_dot chooses by the sizes.
+        if name == "linalg_multi_dot" or (name in _RECURRENT and args[0].dtype.itemsize == 2):
+            raise _refusal(name)
         return func(*args, **kwargs)
+
+
+_RECURRENT = ("rnn_tanh", "rnn_relu", "gru", "lstm")
+
+
+def _refusal(name: str) -> VariantOperatorError:
+    return VariantOperatorError(
+        "a row of its result may depend on the rest of the batch",
+        got=name,
+        expected="an operator with the same bits in every batch",
+        hint="compute it outside of roundoff.invariant()",
+    )
 
 
 @cache
@@ -246,10 +261,5 @@ class _Operators(TorchDispatchMode):
                 self.owner.replaced[name] += 1
                 return made
             if made is NotImplemented:
-                raise VariantOperatorError(
-                    "a row of its result may depend on the rest of the batch",
-                    got=name,
-                    expected="an operator with the same bits in every batch",
-                    hint="compute it outside of roundoff.invariant()",
-                )
+                raise _refusal(name)
         return func(*args, **kwargs)

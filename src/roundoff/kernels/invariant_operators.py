@@ -105,12 +105,14 @@ _LACKING_ON_CUDA = frozenset(
     )
 )
 #: Operators of which :func:`lacks` has to be asked.
-MAY_LACK = _LACKING | _LACKING_ON_CUDA
+MAY_LACK = _LACKING | _LACKING_ON_CUDA | {"aten::native_batch_norm", "aten::cudnn_batch_norm"}
 
 
 def lacks(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     if name in _LACKING:
         return True
+    if "batch_norm" in name:
+        return bool(args[5])  # in training
     if any(t.is_cuda for t in tensors_of(args)):
         accumulates = args[3] if len(args) > 3 else kwargs.get("accumulate", False)
         return bool(accumulates) if "index_put" in name else args[0].is_floating_point()

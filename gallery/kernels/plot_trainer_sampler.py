@@ -26,10 +26,14 @@ The same weights, the same tokens, learning rate 0. The importance ratio of each
    .. code-block:: python
 
       import roundoff
+      from torch.nn.functional import pad
 
       model = roundoff.invariant(model)  # in place, for sampler and trainer
       texts = model.generate(**batch, do_sample=True)  # token by token, with a cache
-      logits = model(texts).logits  # one pass, with gradients: the same bits
+      asked = batch["attention_mask"]  # prompts padded on the left
+      mask = pad(asked, (0, texts.shape[1] - asked.shape[1]), value=1)
+      at = {"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(0)}
+      logits = model(texts, **at).logits  # one pass, with gradients: the same bits
 """
 
 # %%

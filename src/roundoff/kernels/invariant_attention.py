@@ -246,10 +246,12 @@ def _read(mask: torch.Tensor, batch: int, queries: int, keys: int) -> Seen:
     if not whole.numel():
         none = torch.zeros(batch, queries, dtype=torch.int32, device=mask.device)
         return Seen(none, none)
-    bits, count = whole.to(torch.uint8), whole.sum(-1)  # a wider copy may not fit
+    bits = whole.to(torch.uint8)  # a wider copy, as a sum makes, may not fit
     first = bits.argmax(-1)
-    last = torch.where(count > 0, keys - bits.flip(-1).argmax(-1), 0)
-    last = torch.where(last - first > count, -1, last)
+    last = torch.where(whole.any(-1), keys - bits.flip(-1).argmax(-1), 0)
+    before = torch.arange(keys, device=mask.device) < first[..., None]
+    end = (whole | before).to(torch.uint8).argmin(-1)  # 0 where all are seen from the first on
+    last = torch.where((end > 0) & (end < last), -1, last)
     if not _recorded(mask.device) and int(last.min()) < 0:
         raise UnsupportedError(
             "the keys that a query sees have gaps",

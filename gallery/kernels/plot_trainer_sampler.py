@@ -11,8 +11,8 @@ The same weights, the same tokens, learning rate 0. The importance ratio of each
    **Why.** A sampler computes one token at a time, with a cache. A trainer reads whole texts in one
    pass. In bfloat16 attention then rounds differently. On two cores of an AMD EPYC
    :bound:`11 % <total.outside>` of SmolLM2's importance ratios lie outside [0.9, 1.1], and on an
-   H100 :bound:`10 % <total.outside@nvidia-h100-80gb-hbm3>`. On both machines attention is the
-   cause: with its order fixed, no logit differs.
+   H100 :bound:`10 % <total.outside@nvidia-h100-80gb-hbm3>`. Attention is the cause: with its order
+   fixed, no logit differs.
 
    **The cure.** Compute the same bits on both sides: ``roundoff.invariant(model)``. On an H100,
    after 50 updates, :bound:`0 <updated.different>` of more than a hundred thousand

@@ -1,5 +1,6 @@
 """max_diff against exact arithmetic, and the properties it promises."""
 
+import copy
 import math
 import pickle
 from fractions import Fraction
@@ -8,6 +9,7 @@ from typing import Any
 import hypothesis.strategies as st
 import ml_dtypes
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings
@@ -18,7 +20,10 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from roundoff.compare import max_diff, string_diff, ulp_distance
 from roundoff.compare import stats as stats_module
 from roundoff.dtypes import dtype_info
+from roundoff.errors import ArgumentError
 
+#: The keys of a histogram, in their order.
+KEYS = [">0.0", ">0.0001", ">0.001", ">0.01", ">0.1", ">1.0", ">10.0", ">100.0"]
 FLOATS = [np.float16, np.float32, np.float64, ml_dtypes.bfloat16]
 SMALL = [ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.float8_e4m3fnuz]
 COUNTS = ("dnan", "dinf", "n", "differ")
@@ -45,7 +50,7 @@ def pairs(draw: Any, elements: Any = anything, dtypes: Any = None) -> tuple[Any,
 @settings(max_examples=150, deadline=None)
 def test_against_exact_arithmetic(pair: tuple[Any, Any]) -> None:
     e, g = pair
-    found = max_diff(e, g)
+    found = max_diff(e, g, hist=True)
     exact = [
         (Fraction(float(x)), Fraction(float(y)))
         for x, y in zip(e.flat, g.flat, strict=True)
@@ -63,6 +68,7 @@ def test_against_exact_arithmetic(pair: tuple[Any, Any]) -> None:
     assert found["zeros"] == missed
     assert found["rel"] == (math.inf if missed else found["rel_nonzero"])
     assert found["differ"] == sum(s > 0 for s in sizes)
+    assert found["rep"] == {key: sum(s > float(key[1:]) for s in sizes) for key in KEYS}
     if found["argm"] is not None:
         at = found["argm"]
         assert (found["expected"], found["got"]) == (float(e[at]), float(g[at]))
@@ -112,8 +118,8 @@ def test_ulp_at_the_seams(dtype: Any) -> None:
 @given(pairs())
 @settings(max_examples=150, deadline=None)
 def test_symmetry(pair: tuple[Any, Any]) -> None:
-    one, other = max_diff(*pair), max_diff(*pair[::-1])
-    for key in ("abs", "ulp", "sum", *COUNTS):
+    one, other = max_diff(*pair, hist=True), max_diff(*pair[::-1], hist=True)
+    for key in ("abs", "ulp", "sum", "rep", *COUNTS):
         assert one[key] == other[key], key
 
 
@@ -121,7 +127,7 @@ def test_symmetry(pair: tuple[Any, Any]) -> None:
 @settings(max_examples=100, deadline=None)
 def test_strides_and_pieces_do_not_matter(pair: tuple[Any, Any], seed: int) -> None:
     e, g = pair
-    whole = max_diff(e, g)
+    whole = max_diff(e, g, hist=True)
     order = tuple(np.random.default_rng(seed).permutation(e.ndim))
     back = tuple(np.argsort(order))
     swapped = [np.array(a.transpose(order), order="C").transpose(back) for a in (e, g)]
@@ -129,7 +135,7 @@ def test_strides_and_pieces_do_not_matter(pair: tuple[Any, Any], seed: int) -> N
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stats_module, "PIECE", 7)
         for others in ((e, g), swapped, strided):
-            found = max_diff(*others)
+            found = max_diff(*others, hist=True)
             for key in whole.keys() - {"sum", "expected", "got"}:
                 assert found[key] == whole[key], key
             assert found["sum"] == pytest.approx(whole["sum"], rel=1e-13)
@@ -238,3 +244,68 @@ def test_values_have_names() -> None:
     assert pickle.loads(pickle.dumps(found)) == found
     shares = [max_diff([1], [1, 2]), max_diff([], []), max_diff([math.nan, 1.0], [1.0, 1.0]), found]
     assert [each.share for each in shares] == [1, 0, 0.5, 1 / 3]
+
+
+def test_a_histogram_counts_what_is_above_each_threshold() -> None:
+    e = [torch.zeros(3), {"k": np.zeros((2, 2), np.int64)}, None, "s", np.zeros((0, 3))]
+    g = [np.float16([0, 0.25, math.nan]), {"k": torch.ones(2, 2, dtype=torch.bool)}, None, "t"]
+    found = max_diff(e, [*g, torch.zeros(0, 3)], hist=True)
+    # 0.25, NaN beside 0, four times 1 and a string: seven differ, of 0.25 and 1 fewer are large.
+    assert found["rep"] == dict(zip(KEYS, [7, 7, 7, 7, 7, 2, 2, 2], strict=True))
+    assert (found["rep"][">0.0"], found["dnan"]) == (found["differ"], 1)
+    assert max_diff(e, e, hist=True)["rep"] == dict.fromkeys(KEYS, 0)
+    assert max_diff(1, 3, hist=np.array([2, 1, 0.5, 1]))["rep"] == {">2.0": 0, ">1.0": 1, ">0.5": 1}
+    assert max_diff(math.inf, -math.inf, hist=(1e300, math.inf))["rep"] == {">1e+300": 1, ">inf": 0}
+    for nothing in (None, False, (), np.bool_(False)):
+        assert "rep" not in max_diff(1, 3, hist=nothing)
+
+
+@pytest.mark.parametrize(
+    ("e", "g"), [([1, 2], [1]), (np.zeros(2), np.zeros(3)), (None, 1.0), ({"a": 1}, {"b": 1})]
+)
+def test_where_the_structures_differ_the_counts_are_infinite(e: Any, g: Any) -> None:
+    assert max_diff(e, g, hist=True)["rep"] == dict.fromkeys(KEYS, math.inf)
+    assert max_diff([e, 0.0], [g, 0.5], hist=True)["rep"] == dict.fromkeys(KEYS, math.inf)
+
+
+@pytest.mark.parametrize("hist", ["0.1", 0.1, [math.nan], [-1], ["a"], {0.1: 1}, object()])
+def test_a_threshold_is_a_number(hist: Any) -> None:
+    with pytest.raises(ArgumentError, match="hist"):
+        max_diff(1, 2, hist=hist)
+
+
+def test_a_script_may_change_a_difference() -> None:
+    """As published pages do, which take a row of a table out of it."""
+    rows = []
+    for shift in (0.0, 0.25):
+        diff = max_diff([torch.zeros(4)], [np.full(4, shift, np.float32)], hist=True)
+        diff["dtype"] = "FLOAT"
+        diff.update(diff["rep"])
+        for key in ("rep", "dnan", ">100.0", ">10.0"):
+            del diff[key]
+        rows.append(diff)
+    frame = pd.DataFrame(rows).set_index("dtype")
+    assert frame["abs"].tolist() == [0, 0.25]
+    assert frame[KEYS[:6]].to_numpy().tolist() == [[0] * 6, [4, 4, 4, 4, 4, 0]]
+    for lost in ([], ["n", "rel"], [*rows[1].keys() - {"abs"}]):
+        left = copy.deepcopy(rows[1])
+        for key in lost:
+            del left[key]
+        assert repr(left).startswith("Difference(abs=0.25")
+        assert string_diff(left).startswith("abs=0.25")
+        assert ("n=4" in repr(left)) is ("n=4.0" in string_diff(left)) is (not lost)
+
+
+def test_a_line_has_the_counts_that_are_not_zero() -> None:
+    diff = max_diff(torch.zeros(8), torch.tensor([0.25] * 3 + [0.0002] * 2 + [0.0] * 3), hist=True)
+    ends = ", zeros=5 (rel=0.0 elsewhere)"
+    counts = "/#5>0.0-#5>0.0001-#3>0.001-#3>0.01-#3>0.1"
+    assert string_diff(diff) == f"abs=0.25, rel=inf, n=8.0{counts}{ends}"
+    assert string_diff(dict(diff)) == string_diff(diff)
+    del diff["rep"]
+    assert string_diff(diff) == f"abs=0.25, rel=inf, n=8.0{ends}"
+    assert string_diff(max_diff(1, 2, hist=[5])) == "abs=1.0, rel=1.0, n=1.0"
+    assert string_diff(max_diff(1, 1, hist=True)) == "abs=0, rel=0"
+    for wrong in ({}, {"rep": {}}, "abs", None, 0.5):
+        with pytest.raises(ArgumentError, match="diff"):
+            string_diff(wrong)  # type: ignore[arg-type]

@@ -24,10 +24,12 @@ from .pieces import split
 PIECE = 1 << 15
 
 
-def measure(expected: TypedTensor, got: TypedTensor) -> Difference:
+def measure(
+    expected: TypedTensor, got: TypedTensor, thresholds: Sequence[float] = ()
+) -> Difference:
     """The difference of two tensors of one shape, on whatever devices they are."""
     shape, infos = tuple(expected.tensor.shape), (expected.info, got.info)
-    total = identical(expected.tensor.numel())
+    total = identical(expected.tensor.numel(), thresholds)
     coarse = _coarse(infos)
     offset = worst = 0
     for parts in split((expected.tensor, got.tensor), PIECE * torch.get_num_threads()):
@@ -43,6 +45,9 @@ def measure(expected: TypedTensor, got: TypedTensor) -> Difference:
         offset += len(size)
         total["sum"] += size.sum().item()
         total["differ"] += int(size.count_nonzero())
+        for threshold in thresholds:
+            if threshold < top:
+                total["rep"][f">{threshold}"] += int((size > threshold).sum())
         if coarse is not None:
             if wide.is_complex():
                 e, g = (torch.view_as_real(t).reshape(-1) for t in (wide, wide_got))

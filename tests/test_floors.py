@@ -7,6 +7,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "roundoff"
 #: The rooms of each floor. The package itself imports each of them by name, where it is needed.
 FLOORS = (
     ("errors", "dtypes", "arguments"),
+    ("precision",),
     ("environment", "script", "describe", "graph", "workers"),
     ("compare", "timing", "reductions", "ort", "models", "kernels"),
     ("evaluator", "fusion", "record"),

@@ -43,7 +43,8 @@ def environment(commit: str | None = None) -> dict[str, Any]:
     dict
         ``processor``, ``cores``, ``os``, ``python``, ``versions`` (package -> version or None),
         ``blas``, ``threads``, ``gpu`` (None, or name, count, memory, capability, multiprocessors,
-        driver, cuda, cudnn), ``precision`` (torch's switches), ``commit``.
+        driver, cuda, cudnn), ``precision`` (torch's switches; None for one that torch does not
+        tell), ``commit``.
 
     Examples
     --------
@@ -211,6 +212,8 @@ def _torch() -> dict[str, Any]:
         import torch
     except (ImportError, OSError):  # OSError: a library that torch links to is missing
         return {"threads": None, "gpu": None, "precision": None}
+    from .precision import switches
+
     denormal = torch.tensor(2.0**-140, dtype=torch.float32).mul(1.0)
     matmul = torch.backends.cuda.matmul
     gpu = None
@@ -231,9 +234,7 @@ def _torch() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "gpu": gpu,
         "precision": {
-            "allow_tf32": matmul.allow_tf32,
-            "cudnn_allow_tf32": torch.backends.cudnn.allow_tf32,
-            "float32_matmul_precision": torch.get_float32_matmul_precision(),
+            **switches(),
             "allow_fp16_reduced_precision_reduction": matmul.allow_fp16_reduced_precision_reduction,
             "allow_bf16_reduced_precision_reduction": matmul.allow_bf16_reduced_precision_reduction,
             "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),

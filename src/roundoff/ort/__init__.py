@@ -11,8 +11,10 @@ run waits for torch before and for ONNX Runtime after.
 
 from __future__ import annotations
 
+from roundoff.precision import torch_tf32
+
 from .binding import Binding, OrtSession
-from .sessions import available, session, torch_tf32
+from .sessions import available, session
 from .tensors import from_ort, to_ort
 
 __all__ = [

@@ -10,35 +10,18 @@ import torch
 
 from roundoff.arguments import check_choice, check_providers, check_whole
 from roundoff.errors import ArgumentError, UnsupportedError
+from roundoff.precision import torch_tf32
 
 from .binding import CUDA, OrtSession, translated
 from .tensors import onnxruntime
 
-__all__ = ["available", "session", "torch_tf32"]
+__all__ = ["available", "session"]
 
 #: ``optimization=`` of :func:`session` -> attribute of ``GraphOptimizationLevel``.
 _LEVELS = {
     "none": "ORT_DISABLE_ALL",
     "all": "ORT_ENABLE_ALL",
 }
-
-
-def torch_tf32() -> bool:
-    """Whether torch may use TF32 in float32 matrix products on CUDA.
-
-    Reads either of torch's two families of switches, whichever was set.
-
-    Examples
-    --------
-    >>> from roundoff.timing import torch_precision
-    >>> with torch_precision(True):
-    ...     torch_tf32()
-    True
-    """
-    try:
-        return bool(torch.backends.cuda.matmul.allow_tf32)
-    except RuntimeError:  # set through the newer switch, where the older one refuses to answer
-        return str(torch.backends.cuda.matmul.fp32_precision) == "tf32"
 
 
 def session(
@@ -62,7 +45,7 @@ def session(
         build lacks is an error: falling back to the CPU would time another machine.
     tf32 : bool, optional
         Whether the CUDA provider may use TF32 for float32 matrix products. By default what torch
-        may do (:func:`torch_tf32`); ONNX Runtime's own default is to use it.
+        may do (:func:`roundoff.ort.torch_tf32`); ONNX Runtime's own default is to use it.
     threads : int, optional
         Threads within an operator; by default as many as torch uses. They never spin: a spinning
         pool slows everything else in the process.

@@ -11,8 +11,10 @@ rotating over buffers larger than the cache, which costs nothing inside a CUDA g
 
 from __future__ import annotations
 
+from roundoff.precision import torch_precision
+
 from .harness import measure
-from .machine import copies, free_memory, torch_precision
+from .machine import copies, free_memory
 from .result import Timings, pool
 from .statistics import Interval
 

@@ -1,18 +1,14 @@
-"""What the harness asks of the machine: caches, free memory, precision switches."""
+"""What the harness asks of the machine: caches and free memory."""
 
 from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from roundoff.arguments import check_flag
-
-__all__ = ["copies", "free_memory", "torch_precision"]
+__all__ = ["copies", "free_memory"]
 
 
 def _last_level_cache(device: str) -> int:
@@ -75,31 +71,3 @@ def free_memory(device: str = "cpu") -> int:
         most = int((group / "memory.max").read_text("ascii"))
         limits.append(most - int((group / "memory.current").read_text("ascii")))
     return max(0, min(limits))
-
-
-@contextlib.contextmanager
-def torch_precision(tf32: bool) -> Iterator[None]:
-    """Let torch use TF32 in float32 matrix products on CUDA, or not, within a block.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from roundoff.timing import torch_precision
-    >>> with torch_precision(True):
-    ...     torch.backends.cuda.matmul.allow_tf32
-    True
-    >>> torch.backends.cuda.matmul.allow_tf32
-    False
-    """
-    matmul: Any = torch.backends.cuda.matmul
-    switch: tuple[str, Any, Any] = "allow_tf32", False, True
-    try:
-        before = matmul.allow_tf32
-    except RuntimeError:  # the program uses the newer switch: the two may not be mixed
-        switch, before = ("fp32_precision", "ieee", "tf32"), matmul.fp32_precision
-    name, off, on = switch
-    setattr(matmul, name, on if check_flag("tf32", tf32) else off)
-    try:
-        yield
-    finally:
-        setattr(matmul, name, before)

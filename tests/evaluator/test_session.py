@@ -18,10 +18,12 @@ from roundoff.evaluator import (
     LayerNormalizationOrt,
     MatMulOrt,
     Node,
+    NotHandledError,
     OrtKernel,
     ReferenceKernel,
     TorchOnnxEvaluator,
 )
+from roundoff.evaluator.torch_kernels.common import REGISTERED
 
 from .models import LAYER_NORM_MATMUL, NORM_FEEDS, arrays, expected_norm, text
 
@@ -154,6 +156,109 @@ def test_a_type_that_torch_lacks_falls_to_the_next_kernel() -> None:
     assert evaluator.kernels_used() == {"Add_0": "ort"}
     with pytest.raises(ModelError, match=r"node 'Add_0'.*torch: "):
         TorchOnnxEvaluator(model, kernels=["torch"]).run(None, {"X": x, "Y": x})
+
+
+@pytest.mark.parametrize("way", ["run", "steps", "run_node"])
+def test_the_kernel_reported_is_the_one_that_ran_last(way: str) -> None:
+    """After a node fell to another kernel once, and back: of a type that no graph declares."""
+    model = text("g (float[n] X) => (float[n] Y) { A = Neg(X) Y = Add(A, A) }")
+    types = iter([torch.float32, torch.uint16, torch.uint16, torch.float32, torch.float16])
+    custom = {("", "Neg"): lambda x: (-x).to(next(types))}
+    evaluator = TorchOnnxEvaluator(model, custom_kernels=custom)
+    for expected in ("torch", "ort", "ort", "torch", "torch"):
+        feeds = {"X": -torch.ones(2)}
+        if way == "run":
+            (got,) = evaluator.run(None, feeds)
+        elif way == "steps":
+            *_, step = evaluator.steps(feeds)
+            (got,) = step.outputs
+            assert step.kernel == expected
+        else:
+            (value,) = evaluator.run_node(0, [feeds["X"]])
+            (got,) = evaluator.run_node(1, [value, value])
+        assert got.tolist() == [2, 2]
+        assert evaluator.kernels_used()["Add_1"] == expected
+
+
+class Counting(Kernel):
+    """A kernel of three nodes, which counts its runs and fails."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error, self.runs = error, 0
+
+    def bind(self, node: Node) -> Any:
+        def run(*_: Any) -> Any:
+            self.runs += 1
+            raise self.error
+
+        return run
+
+
+@pytest.mark.parametrize(
+    ("error", "wanted"),
+    [
+        (ValueError("odd"), ModelError),
+        (ZeroDivisionError("odd"), ModelError),
+        (NotHandledError("odd"), UnsupportedError),
+        (MemoryError("odd"), MemoryError),
+        (torch.OutOfMemoryError("odd"), torch.OutOfMemoryError),
+    ],
+)
+def test_a_kernel_that_fails_runs_once_and_its_node_is_named(error: Any, wanted: Any) -> None:
+    kernel = Counting(error)
+    evaluator = TorchOnnxEvaluator(text(LAYER_NORM_MATMUL), custom_kernels={("", "Add"): kernel})
+    with pytest.raises(wanted, match="odd") as raised:
+        evaluator.run(None, NORM_FEEDS)
+    assert kernel.runs == 1
+    notes = getattr(raised.value, "__notes__", [])
+    assert evaluator.nodes[-1].name in " ".join([str(raised.value), *notes])
+
+
+@pytest.mark.parametrize(
+    ("error", "hidden"),
+    [
+        (RuntimeError, True),
+        (TypeError, True),
+        (NotHandledError, True),
+        (AssertionError, False),
+        (AttributeError, False),
+        (torch.OutOfMemoryError, False),
+    ],
+)
+def test_a_fault_of_a_kernel_is_not_hidden_by_the_next(
+    monkeypatch: pytest.MonkeyPatch, error: Any, hidden: bool
+) -> None:
+    """What torch raises for inputs that it does not take lets the next kernel run, once each."""
+    runs: list[str] = []
+
+    def wrong(*_: Any) -> Any:
+        runs.append("torch")
+        raise error("odd")
+
+    versions = dict.fromkeys(REGISTERED["Add"], lambda node: wrong)
+    monkeypatch.setitem(REGISTERED, "Add", versions)
+    evaluator = TorchOnnxEvaluator(text("g (float[n] X) => (float[n] Y) { Y = Add(X, X) }"))
+    if hidden:
+        assert evaluator.run(None, {"X": torch.ones(2)})[0].tolist() == [2, 2]
+        assert evaluator.kernels_used() == {"Add_0": "ort"}
+    else:
+        with pytest.raises(error, match="odd"):
+            evaluator.run(None, {"X": torch.ones(2)})
+    assert runs == ["torch"]
+
+
+@pytest.mark.parametrize("result", [torch.ones(2, 3), (torch.ones(2, 3),), None])
+def test_too_few_results_of_a_custom_kernel_are_refused(result: Any) -> None:
+    """A tensor is not taken apart by its rows."""
+    graph = (
+        "g (float[n, m] X) => (float[n, m] Y) { A, B = Split<num_outputs = 2>(X) Y = Add(A, B) }"
+    )
+    evaluator = TorchOnnxEvaluator(
+        text(graph), custom_kernels={("", "Split"): lambda x, num_outputs: result}
+    )
+    for run in (evaluator.run, lambda feeds: [*evaluator.steps(feeds)]):
+        with pytest.raises(ModelError, match=r"node 'Split_0'.*a tuple of 2"):
+            run({"X": torch.ones(2, 3)})
 
 
 #: A local function that calls another, with an attribute handed down, and uses a subgraph.

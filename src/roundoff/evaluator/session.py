@@ -159,18 +159,22 @@ class TorchOnnxEvaluator:
             values = self._begin(feeds)
             read = values.__getitem__
             for bound, reads, makes, dead in self._plan(keep):
+                # As bound.run does, without its call, which takes a tenth of a small node's time.
                 try:
                     if len(reads) == 2:  # the commonest, and faster so
                         first, second = reads
                         result = bound.call(values[first], values[second])
                     else:
                         result = bound.call(*map(read, reads))
-                except Exception:
-                    result = bound.run([*map(read, reads)])
+                except Exception as error:
+                    result = bound.instead(error, [*map(read, reads)])
+                else:
+                    bound.used = bound.first
                 if len(makes) == 1:
                     values[makes[0]] = result
                 else:
-                    values.update((n, x) for n, x in zip(makes, result, strict=False) if n)
+                    results = zip(makes, bound.several(result), strict=False)
+                    values.update((n, x) for n, x in results if n)
                 for name in dead:
                     del values[name]
         return [values[name] for name in keep]
@@ -262,7 +266,7 @@ class TorchOnnxEvaluator:
 @torch.no_grad()
 def _outputs(bound: Bound, inputs: Sequence[Any]) -> tuple[Any, ...]:
     result = bound.run(inputs)
-    return tuple(result) if len(bound.node.outputs) > 1 else (result,)
+    return tuple(bound.several(result)) if len(bound.node.outputs) > 1 else (result,)
 
 
 def _device(providers: Sequence[Any]) -> torch.device:

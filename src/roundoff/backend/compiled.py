@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Container, Sequence
+from pathlib import Path
 from typing import Any
 
 import onnx
 import torch
 
-from roundoff.errors import RoundoffError, UnsupportedError
+from roundoff.errors import ArgumentError, RoundoffError, UnsupportedError
 from roundoff.fusion import OptimizationOptions, fuse
 from roundoff.fusion.editor import static
 from roundoff.fusion.rule import Report
-from roundoff.ort import torch_tf32
+from roundoff.ort import OrtSession
+from roundoff.precision import torch_tf32
 
 from .capture import outside
 from .convert import convert, opset_for
@@ -26,13 +29,25 @@ from .sizes import dims
 
 @dataclasses.dataclass(frozen=True)
 class CompileSettings:
-    """What :func:`onnx_custom_backend` was asked for."""
+    """What :func:`onnx_custom_backend` was asked for.
+
+    Attributes
+    ----------
+    opset : int or None
+        None: the backend chooses one.
+    verbose : int
+    dump_prefix : Path or None
+        How the names of written models begin.
+    """
 
     options: OptimizationOptions
     storage: dict[str, Any] | None
     cuda_graph: bool
     copy_outputs: bool
     fallback: bool
+    opset: int | None = None
+    verbose: int = 0
+    dump_prefix: Path | None = None
 
 
 class Compiled:
@@ -97,6 +112,7 @@ class Compiled:
         self._places = [i for i, node in enumerate(placeholders) if reads(node)]
         self._all_tensors = len(self._places) == len(examples)
         self._device = _device([examples[i] for i in self._places], gm)
+        self._cuda = self._device.type == "cuda"
         self.static: list[str] = []
         # Written to, and of one size: a cache. transformers marks it as static, but not where its
         # first step is compiled.
@@ -111,25 +127,32 @@ class Compiled:
                 self._caches.append(names[i])
         self._outputs = Outputs(gm)
         self.inputs: list[torch.Tensor] | None = None
-        self._load(gm, examples, names)
+        optimised = self._load(gm, examples, names)
         self.exported, self.by_torch = self._converted.model, self._converted.by_torch
         self.names = self._converted.names[: len(self._places)]
-        self.sessions = self._runner.program.sessions
+        written = self._dump(optimised)
         if settings.storage is not None:
             settings.storage.setdefault("instance", []).append(self)
+        if settings.verbose:
+            self._announce(written)
 
     def _load(
         self,
         gm: torch.fx.GraphModule,
         examples: Sequence[Any],
         names: Sequence[str],
-    ) -> None:
-        """Convert, fuse and create sessions; what ONNX Runtime refuses goes to torch."""
+    ) -> onnx.ModelProto:
+        """Convert, fuse and create sessions; what ONNX Runtime refuses goes to torch.
+
+        Returns the fused model, before what is precomputed is taken out of it.
+        """
         settings, options = self._settings, self._settings.options
         processor = options.processor or self._device.type.upper()
-        options = dataclasses.replace(options, processor=processor)
-        opset = opset_for(gm, processor)
-        tf32 = self._device.type == "cuda" and torch_tf32()  # which dynamo guards
+        verbose = max(options.verbose, settings.verbose - 1)
+        options = dataclasses.replace(options, processor=processor, verbose=verbose)
+        opset = settings.opset or opset_for(gm, processor)
+        self._tf32 = self._cuda and torch_tf32()
+        self._runners: dict[bool, Runner] = {}
         refused: dict[str, str] = {}
         while True:
             with outside():
@@ -143,31 +166,86 @@ class Compiled:
                     settings.fallback,
                 )
                 self.model, self.precomputed = converted.model, None
-                self._converted = converted
+                self._converted, fused = converted, converted.model
                 try:
                     self.report = Report(nodes={"exported": len(self.model.graph.node)})
                     if options.tiers:
-                        self.model, self.report = fuse(self.model, options, static=self.static)
+                        fused, self.report = fuse(self.model, options, static=self.static)
+                        self.model = fused
                         if options.constant_folding:
                             self.model, self.precomputed = split_precomputed(
                                 self.model, self.static
                             )
-                    self._runner = Runner(
-                        self.model,
-                        self.precomputed,
-                        converted,
-                        [*self.static, *self._caches],
-                        self._device,
-                        tf32,
-                        settings.cuda_graph,
-                        settings.copy_outputs,
-                    )
-                    return
+                    self._runner = self._runner_for(self._tf32)
+                    return fused
                 except RoundoffError as e:
                     name = _culprit(converted.model, e)
                     if name is None or name in refused or not settings.fallback:
                         raise
                     refused[name] = str(e)
+
+    def _runner_for(self, tf32: bool) -> Runner:
+        """What runs the model, with TF32 in float32 products on CUDA or without it."""
+        if tf32 not in self._runners:
+            self._runners[tf32] = Runner(
+                self.model,
+                self.precomputed,
+                self._converted,
+                [*self.static, *self._caches],
+                self._device,
+                tf32,
+                self._settings.cuda_graph,
+                self._settings.copy_outputs,
+            )
+        return self._runners[tf32]
+
+    def _dump(self, optimised: onnx.ModelProto) -> list[Path]:
+        """Write the model as exported and as optimised, where that was asked for."""
+        prefix = self._settings.dump_prefix
+        if prefix is None:
+            return []
+        number = 0
+        while True:
+            stem = f"{prefix.name}_{number}"
+            paths = [prefix.with_name(f"{stem}{end}") for end in (".exported.onnx", ".onnx")]
+            if not any(path.exists() for path in paths):
+                break
+            number += 1
+        models = self._converted.model, optimised
+        try:
+            for path, model in zip(paths, models, strict=True):
+                path.write_bytes(model.SerializeToString())
+        except OSError as error:
+            raise ArgumentError(
+                "dump_prefix", got=str(error), expected="a path that can be written"
+            ) from error
+        return paths
+
+    def _announce(self, written: Sequence[Path]) -> None:
+        """Print what was converted, fused, left to torch and written."""
+        exported = self._converted.model
+        opset = next(o.version for o in exported.opset_import if not o.domain)
+        kinds = Counter(node.op_type for node in exported.graph.node)
+        lines = [
+            f"converted to {kinds.total()} nodes of opset {opset}: "
+            + (", ".join(f"{kind} {n}" for kind, n in kinds.most_common()) or "none")
+        ]
+        tiers = self._settings.options.patterns
+        lines.append(f"fused by {tiers}: {self.report}" if tiers else "fused nothing: no rule runs")
+        if self._settings.verbose > 1:
+            refused = self.report.refused.items()
+            lines += [f"left alone by {rule} at {value}: {why}" for (rule, value), why in refused]
+        left = self._converted.by_torch.items()
+        lines += [f"left to torch: {name}, because {why}" for name, why in left] or [
+            "left to torch: nothing"
+        ]
+        lines += [f"wrote {path}" for path in written]
+        for line in lines:
+            print(f"onnx_custom_backend: {line}")
+
+    @property
+    def sessions(self) -> list[OrtSession]:
+        return self._runner.program.sessions
 
     @property
     def no_cuda_graph(self) -> str:
@@ -188,6 +266,10 @@ class Compiled:
         tensors = args if self._all_tensors else [args[i] for i in self._places]
         if converted.integers:
             tensors += [torch.tensor([sizes[n]]) for n in converted.integers]
+        if self._cuda and torch_tf32() is not self._tf32:  # dynamo guards one of its switches
+            self._tf32 = not self._tf32
+            with outside():
+                self._runner = self._runner_for(self._tf32)
         if self.inputs is None and self._settings.storage is not None:
             self.inputs = [t.detach() for t in tensors]
         outputs = self._runner(tensors, sizes)
@@ -211,7 +293,7 @@ class Compiled:
 def _culprit(model: onnx.ModelProto, error: Exception) -> str | None:
     """The node of torch's graph to which an ONNX node belongs that an error names."""
     for node in model.graph.node:
-        if f"'{node.name}'" in str(error) or f"({node.name})" in str(error):
+        if any(form.format(node.name) in str(error) for form in ("'{}'", "({})", '"{}"')):
             return {p.key: p.value for p in node.metadata_props}.get("roundoff.fx")
     return None
 

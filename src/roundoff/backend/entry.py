@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch._decomp import get_decompositions
 from torch._dynamo.backends.common import aot_autograd
 
-from roundoff.arguments import check_choice, check_flag
+from roundoff.arguments import check_choice, check_flag, check_whole
 from roundoff.errors import ArgumentError, DtypeError, RoundoffError, UnsupportedError
 from roundoff.fusion import OptimizationOptions
+from roundoff.ort import newest_opset
 
 from .capture import as_constants, fixed_numbers, keep_composites
 from .compiled import Compiled, CompileSettings
@@ -22,8 +26,12 @@ def onnx_custom_backend(
     graph_module: torch.fx.GraphModule,
     args: Sequence[Any],
     *,
+    target_opset: int | None = None,
+    verbose: int = 0,
     options: OptimizationOptions | None = None,
+    optimize: bool = True,
     storage: dict[str, Any] | None = None,
+    dump_prefix: str | os.PathLike[str] | None = None,
     cuda_graph: bool = False,
     fallback: bool = True,
     mode: str | None = None,
@@ -34,12 +42,29 @@ def onnx_custom_backend(
     ----------
     graph_module, args
         As dynamo hands them to a backend.
+    target_opset : int, optional
+        Opset of ONNX's own operators in the model: 18, or a later one that this build of ONNX
+        Runtime reads. What has no form or no kernel in that opset stays with torch. By default 20,
+        and 24, which has TensorScatter, on CUDA for a graph that writes one place of a static
+        cache.
+    verbose : int
+        0 prints nothing; 1 what was converted, fused, left to torch and written, when a graph is
+        compiled; 2 also each rewrite.
     options : OptimizationOptions, optional
         Which tiers rewrite the graph; ``default+onnxruntime`` by default.
+    optimize : bool
+        False runs the graph as it is converted, and no rule on it, whatever *options* say.
     storage : dict, optional
         Filled: ``storage["instance"]`` is a list of :class:`roundoff.backend.Compiled`, one for
         each graph, with what was exported, fused and run, the inputs of the
-        first call, and their result in float64.
+        first call, and their result in float64. ``storage["instance"][0]["onnx"]`` is the model
+        that runs.
+    dump_prefix : path, optional
+        Each graph is written when it is compiled: as exported, to
+        ``<dump_prefix>_<n>.exported.onnx``, and beside it as optimised, with the same inputs and
+        outputs, to ``<dump_prefix>_<n>.onnx``. *n* counts from 0; files that are there are left,
+        and counted. Weights are inputs and are not written. Operators of domain ``roundoff`` are
+        those that torch or a kernel of ours computes.
     cuda_graph : bool
         On CUDA, record the run as a CUDA graph and replay it. Outputs are then overwritten by
         the next call: copy what must last. Inputs are copied in. A graph is recorded when a set
@@ -69,9 +94,9 @@ def onnx_custom_backend(
     DtypeError
         An input has a type that ONNX Runtime lacks (float8).
     ArgumentError
-        An argument has another type or value than those above. ``torch.compile`` hands its own
-        ``options={...}`` over as *options*, which is no ``OptimizationOptions``: arguments of
-        this function are bound by ``functools.partial``.
+        An argument has another type or value than those above; *dump_prefix* cannot be written.
+        ``torch.compile`` hands its own ``options={...}`` over as *options*, which is no
+        ``OptimizationOptions``: arguments of this function are bound by ``functools.partial``.
 
     Notes
     -----
@@ -95,7 +120,7 @@ def onnx_custom_backend(
     to torch, and the caller, see: what overflows float16 between other operators stays finite.
     A program that draws random numbers is not recorded as a CUDA graph: the runs before a recording
     would draw, too.
-    TF32 follows ``torch.backends.cuda.matmul.allow_tf32``: dynamo compiles again where it changes.
+    TF32 follows torch's switches at each call, whichever of them is set.
 
     Examples
     --------
@@ -115,7 +140,17 @@ def onnx_custom_backend(
     ['Gemm', 'Relu']
     """
     try:
-        settings = _settings(options, storage, cuda_graph, fallback, mode)
+        settings = _settings(
+            options,
+            storage,
+            cuda_graph,
+            fallback,
+            mode,
+            target_opset,
+            verbose,
+            optimize,
+            dump_prefix,
+        )
         if not isinstance(graph_module, torch.fx.GraphModule):
             raise ArgumentError(
                 "graph_module",
@@ -167,9 +202,21 @@ def _no_gradients(*_: Any) -> Any:
 
 
 def _settings(
-    options: Any, storage: Any, cuda_graph: Any, fallback: Any, mode: Any
+    options: Any,
+    storage: Any,
+    cuda_graph: Any,
+    fallback: Any,
+    mode: Any,
+    target_opset: Any,
+    verbose: Any,
+    optimize: Any,
+    dump_prefix: Any,
 ) -> CompileSettings:
     """What was asked for, where each argument is what it may be."""
+    check_flag("optimize", optimize)
+    check_whole("verbose", int(verbose) if isinstance(verbose, bool) else verbose, least=0)
+    if target_opset is not None:
+        _check_opset(target_opset)
     check_flag("cuda_graph", cuda_graph)
     check_flag("fallback", fallback)
     check_choice("mode", mode, (None, "default", "reduce-overhead"))
@@ -184,8 +231,45 @@ def _settings(
         )
     if storage is not None and not isinstance(storage, dict):
         raise ArgumentError("storage", got=repr(storage), expected="a dict, which is filled")
+    if not optimize:
+        options = dataclasses.replace(options, patterns=None)
     copied = mode == "reduce-overhead" and not cuda_graph
-    return CompileSettings(options, storage, cuda_graph or copied, copied, fallback)
+    return CompileSettings(
+        options=options,
+        storage=storage,
+        cuda_graph=cuda_graph or copied,
+        copy_outputs=copied,
+        fallback=fallback,
+        opset=target_opset,
+        verbose=int(verbose),
+        dump_prefix=None if dump_prefix is None else _prefix(dump_prefix),
+    )
+
+
+#: The first opset in which the operators that are written have the form in which they are written:
+#: axes as inputs, BitwiseAnd.
+_OLDEST_OPSET = 18
+
+
+def _check_opset(opset: Any) -> None:
+    """Refuse what is no opset, or none in which a graph can be written and run."""
+    check_whole("target_opset", opset)
+    if not _OLDEST_OPSET <= opset <= newest_opset():
+        raise ArgumentError(
+            "target_opset",
+            got=str(opset),
+            expected=f"one from {_OLDEST_OPSET} to {newest_opset()}",
+            hint="leave it out: the backend chooses one",
+        )
+
+
+def _prefix(path: Any) -> Path:
+    """How the names of files begin, in a folder that is there."""
+    if isinstance(path, (str, os.PathLike)) and isinstance(os.fspath(path), str):
+        prefix = Path(path)
+        if prefix.name and "\0" not in prefix.name and prefix.parent.is_dir():
+            return prefix
+    raise ArgumentError("dump_prefix", got=repr(path), expected="a path whose folder is there")
 
 
 def _refuse(args: Sequence[Any]) -> None:

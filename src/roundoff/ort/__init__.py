@@ -14,7 +14,7 @@ from __future__ import annotations
 from roundoff.precision import torch_tf32
 
 from .binding import Binding, OrtSession
-from .sessions import available, session
+from .sessions import available, newest_opset, session
 from .tensors import from_ort, to_ort
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "OrtSession",
     "available",
     "from_ort",
+    "newest_opset",
     "session",
     "to_ort",
     "torch_tf32",

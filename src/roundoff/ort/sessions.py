@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import onnx
 import torch
+from onnx import helper
 
 from roundoff.arguments import check_choice, check_providers, check_whole
-from roundoff.errors import ArgumentError, UnsupportedError
+from roundoff.errors import ArgumentError, RoundoffError, UnsupportedError
 from roundoff.precision import torch_tf32
 
 from .binding import CUDA, OrtSession, translated
 from .tensors import onnxruntime
 
-__all__ = ["available", "session"]
+__all__ = ["available", "newest_opset", "session"]
 
 #: ``optimization=`` of :func:`session` -> attribute of ``GraphOptimizationLevel``.
 _LEVELS = {
@@ -181,3 +184,28 @@ def available(names: Iterable[str]) -> list[str]:
     """
     have = onnxruntime.get_available_providers()
     return [name for name, _ in check_providers(names) if name in have]
+
+
+@functools.cache
+def newest_opset() -> int:
+    """The newest opset of ONNX's own operators that this build of ONNX Runtime reads.
+
+    It is found by loading a model of one node, because no interface of ONNX Runtime tells it.
+
+    Examples
+    --------
+    >>> newest_opset() >= 24
+    True
+    """
+    info = [helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, [1]) for n in "XY"]
+    graph = helper.make_graph(
+        [helper.make_node("Identity", ["X"], ["Y"])], "one", info[:1], info[1:]
+    )
+    for opset in range(onnx.defs.onnx_opset_version(), 0, -1):
+        opsets = [helper.make_opsetid("", opset)]
+        try:
+            session(helper.make_model(graph, opset_imports=opsets, ir_version=10))
+        except RoundoffError:
+            continue
+        return opset
+    raise AssertionError("ONNX Runtime reads no opset")

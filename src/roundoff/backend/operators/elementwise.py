@@ -11,7 +11,7 @@ import onnx_ir as ir
 import torch
 
 from ..converter import Converter, onnx_type
-from .table import BOOL, INT64, fits, kind_of, shape_of, writes
+from .table import BOOL, FLOAT, INT64, fits, kind_of, shape_of, writes
 
 
 def _unary(op: str) -> Callable[..., Any]:
@@ -60,7 +60,18 @@ def _silu(c: Converter, node: Any, x: Any) -> ir.Value:
 
 @writes("gelu")
 def _gelu(c: Converter, node: Any, x: Any, approximate: str = "none") -> ir.Value:
-    return c.op("Gelu", c.tensor(x), approximate=approximate)
+    if c.opset >= 20:
+        return c.op("Gelu", c.tensor(x), approximate=approximate)
+    # Opset 20 defines it by these operators. Torch computes 16 bits in float32, too.
+    value = c.tensor(x, FLOAT)
+    half = c.op("Mul", c.tensor(0.5, FLOAT), value)
+    if approximate == "none":
+        bent = c.op("Erf", c.op("Mul", value, c.tensor(math.sqrt(0.5), FLOAT)))
+    else:
+        cube = c.op("Mul", c.op("Mul", value, value), value)
+        inner = c.op("Add", value, c.op("Mul", c.tensor(0.044715, FLOAT), cube))
+        bent = c.op("Tanh", c.op("Mul", c.tensor(math.sqrt(2 / math.pi), FLOAT), inner))
+    return c.cast(c.op("Mul", half, c.op("Add", bent, c.tensor(1.0, FLOAT))), kind_of(node))
 
 
 @writes("bitwise_not")

@@ -69,6 +69,31 @@ def test_the_bounds_are_allowed_and_help_has_the_default(capsys) -> None:
     assert "share in % (default: 0.5)" in " ".join(capsys.readouterr().out.split())
 
 
+def test_further_texts_are_joined_to_the_help(capsys) -> None:
+    options = {"size": (3, "rows,", " and columns ", 1), "kind": ("a", "one", "of", ["a", "b"])}
+    assert get_parsed_args("plot_x", argv=["--size=2", "--kind=b"], **options).kind == "b"
+    for wrong in ("--size=0", "--kind=c"):
+        with pytest.raises(SystemExit):
+            get_parsed_args("plot_x", argv=[wrong], **options)
+    with pytest.raises(SystemExit):
+        get_parsed_args("plot_x", argv=["--help"], **options)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "rows, and columns (default: 3)" in shown
+    assert "one of (default: a)" in shown
+
+
+def test_the_command_line_offers_what_is_exposed(capsys) -> None:
+    got = get_parsed_args("plot_x", argv=["--repeat=3"], expose="repeat, config", **OPTIONS)
+    assert (got.repeat, got.width, got.share, got.config) == (3, 64, 0.5, "")
+    with pytest.raises(SystemExit):
+        get_parsed_args("plot_x", argv=["--width=3"], expose="repeat,config", **OPTIONS)
+    for every in (None, ""):
+        assert get_parsed_args("plot_x", argv=["--width=3"], expose=every, **OPTIONS).width == 3
+    for wrong in ("nothing", "repeat,nothing", 3, ["repeat"]):
+        with pytest.raises(ArgumentError, match="expose"):
+            get_parsed_args("plot_x", argv=[], expose=wrong, **OPTIONS)
+
+
 def test_a_notebook_ignores_the_command_line(monkeypatch) -> None:
     monkeypatch.setattr(sys, "argv", ["ipykernel_launcher", "-f", "kernel.json"])
     monkeypatch.setattr("builtins.__IPYTHON__", True, raising=False)

@@ -6,7 +6,7 @@ import argparse
 import builtins
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from configparser import ConfigParser
 from typing import Any
 
@@ -42,6 +42,7 @@ def get_parsed_args(
     name: str,
     description: str | None = None,
     argv: Sequence[str] | None = None,
+    expose: str | None = None,
     **options: Any,
 ) -> argparse.Namespace:
     """The options of a page: its defaults, or what the command line says.
@@ -55,11 +56,15 @@ def get_parsed_args(
     argv : sequence of str, optional
         The command line without the program's name. By default ``sys.argv[1:]``, and nothing in a
         notebook, where it belongs to somebody else.
+    expose : str, optional
+        Names of the options that the command line offers, with commas between them; the others
+        keep their defaults. By default, and where it is empty, it offers all.
     **options
         ``name=default``, ``name=(default, help)`` or ``name=(default, help, allowed)``. A value
         keeps the type of the default; ``None`` stands for an optional string, and a bool is set by
         ``--name`` or ``--no-name``. *allowed* is for a number its least value, or a pair of its
-        least and its largest value; for a string the list of its values.
+        least and its largest value; for a string the list of its values. Further texts are joined
+        to the help.
 
     Returns
     -------
@@ -71,6 +76,8 @@ def get_parsed_args(
     ------
     SystemExit
         With status 2, after a message: on a bad command line.
+    ArgumentError
+        *expose* is no text, or names an option that is not there.
 
     Examples
     --------
@@ -82,6 +89,7 @@ def get_parsed_args(
     >>> get_parsed_args("plot_x", argv=["--record", "--second"], **options).second
     True
     """
+    offered = _exposed(expose, options)
     parser = argparse.ArgumentParser(
         prog=name,
         description=description,
@@ -89,7 +97,12 @@ def get_parsed_args(
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     for option, value in options.items():
-        default, text, *allowed = value if isinstance(value, tuple) else (value, "")
+        default, *more = value if isinstance(value, tuple) else (value,)
+        text = " ".join(words.strip() for words in more if isinstance(words, str))
+        allowed = [limit for limit in more if not isinstance(limit, str)]
+        if option not in offered:
+            parser.set_defaults(**{option: default})
+            continue
         kind: Any = str if default is None else type(default)
         if kind is bool:
             how: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
@@ -120,6 +133,21 @@ def get_parsed_args(
     if args.second and args.record is None:
         parser.error("--second keeps times in a record: expected --record beside it")
     return args
+
+
+def _exposed(expose: Any, options: Mapping[str, Any]) -> Collection[str]:
+    """The options that the command line offers."""
+    if not isinstance(expose, str | None):
+        raise ArgumentError("expose", got=repr(expose), expected="names, with commas between them")
+    names = [name.strip() for name in (expose or "").split(",") if name.strip()]
+    unknown = [name for name in names if name not in options]
+    if unknown:
+        raise ArgumentError(
+            "expose names an option that is not there",
+            got=", ".join(unknown),
+            expected="some of " + ", ".join(options),
+        )
+    return names or options
 
 
 def _within(kind: type, least: float, most: float = math.inf) -> Callable[[str], Any]:

@@ -64,13 +64,13 @@ def _gelu(c: Converter, node: Any, x: Any, approximate: str = "none") -> ir.Valu
         return c.op("Gelu", c.tensor(x), approximate=approximate)
     # Opset 20 defines it by these operators. Torch computes 16 bits in float32, too.
     value = c.tensor(x, FLOAT)
-    half = c.op("Mul", c.tensor(0.5, FLOAT), value)
+    half = c.op("Mul", value, c.tensor(0.5, FLOAT))
     if approximate == "none":
         bent = c.op("Erf", c.op("Mul", value, c.tensor(math.sqrt(0.5), FLOAT)))
     else:
         cube = c.op("Mul", c.op("Mul", value, value), value)
-        inner = c.op("Add", value, c.op("Mul", c.tensor(0.044715, FLOAT), cube))
-        bent = c.op("Tanh", c.op("Mul", c.tensor(math.sqrt(2 / math.pi), FLOAT), inner))
+        inner = c.op("Add", value, c.op("Mul", cube, c.tensor(0.044715, FLOAT)))
+        bent = c.op("Tanh", c.op("Mul", inner, c.tensor(math.sqrt(2 / math.pi), FLOAT)))
     return c.cast(c.op("Mul", half, c.op("Add", bent, c.tensor(1.0, FLOAT))), kind_of(node))
 
 

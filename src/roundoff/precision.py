@@ -57,14 +57,14 @@ def switches() -> dict[str, Any]:
     >>> switches()["allow_tf32"]
     False
     """
-    conv: Any = torch.backends.cudnn.conv
+    cudnn: Any = torch.backends.cudnn
     try:
         named: str | None = torch.get_float32_matmul_precision()
     except RuntimeError:
         named = None
     return {
         "allow_tf32": torch_tf32(),
-        "cudnn_allow_tf32": bool(conv.fp32_precision == "tf32"),
+        "cudnn_allow_tf32": bool(cudnn.conv.fp32_precision == "tf32"),
         "float32_matmul_precision": named,
     }
 

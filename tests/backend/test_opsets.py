@@ -52,7 +52,12 @@ FORMS: dict[str, tuple[Callable[..., Any], torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("opset", [18, 19, 21, 23, 24, NEWEST])
+BETWEEN = pytest.mark.slow(reason="opsets between the oldest and the newest that there are")
+
+
+@pytest.mark.parametrize(
+    "opset", [18, NEWEST, *(pytest.param(n, marks=BETWEEN) for n in range(19, NEWEST))]
+)
 def test_a_graph_is_written_in_the_opset_asked_for(opset: int) -> None:
     for name, (f, x) in FORMS.items():
         torch._dynamo.reset()

@@ -24,6 +24,7 @@ from roundoff.evaluator import (
     TorchOnnxEvaluator,
 )
 from roundoff.evaluator.torch_kernels.common import REGISTERED
+from roundoff.precision import torch_precision
 
 from .models import LAYER_NORM_MATMUL, NORM_FEEDS, arrays, expected_norm, text
 
@@ -111,6 +112,19 @@ def test_results_stay_on_the_device() -> None:
         assert all(value.is_cuda for value in (*step.inputs, *step.outputs))
         assert step.kernel == "torch"
     np.testing.assert_array_equal(step.outputs[0].cpu(), 2 * x)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_product_by_onnx_runtime_follows_torchs_switch_of_tf32() -> None:
+    model = text("g (float[n, n] X) => (float[n, n] Y) { Y = MatMul(X, X) }")
+    provider = ["CUDAExecutionProvider"]
+    evaluator = TorchOnnxEvaluator(model, provider, {("", "MatMul"): MatMulOrt})
+    x = torch.randn(256, 256, device="cuda")
+    exact = x.double() @ x.double()
+    for tf32 in (False, True, False, True):
+        with torch_precision(tf32):
+            (got,) = evaluator.run({"X": x})
+        assert ((got.double() - exact).abs().max() > 1e-3).item() is tf32
 
 
 # -- kernels -----------------------------------------------------------------------------------

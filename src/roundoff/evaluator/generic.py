@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from roundoff.errors import (
     RoundoffError,
 )
 from roundoff.graph.protos import bodies
+from roundoff.precision import torch_tf32
 
 from .checks import schema_of
 from .nodes import Node, NotHandledError
@@ -83,6 +84,10 @@ class OrtKernel:
             return session(model, node.settings.providers).run
 
         call = _by_types(node, make)
+        if (
+            node.settings.device.type == "cuda"
+        ):  # a session keeps the precision that it is made with
+            call = _by_precision([call, _by_types(node, make)])
         if node.operator not in ("Div", "Mod"):
             return call
 
@@ -91,6 +96,11 @@ class OrtKernel:
             return call(a, b)
 
         return divided
+
+
+def _by_precision(calls: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
+    """The first of two functions where torch computes in float32, the second where in TF32."""
+    return lambda *inputs: calls[torch_tf32()](*inputs)
 
 
 @functools.cache

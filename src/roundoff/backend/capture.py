@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import operator
 import warnings
@@ -10,10 +11,13 @@ from typing import Any, cast
 
 import torch
 from torch._dynamo.guards import GuardBuilder, install_guard
+from torch._dynamo.source import TensorProperty, TensorPropertySource
 from torch._dynamo.symbolic_convert import TensorifyState
 from torch.utils._python_dispatch import (
     _disable_current_modes,
 )
+
+from .views import memory
 
 # Functionalisation takes a product with a weight apart into views and a two-axis product, and
 # attention into whatever kernel torch would have picked. As operators of our own they pass
@@ -96,6 +100,32 @@ def fixed_numbers(gm: torch.fx.GraphModule) -> dict[torch.fx.Node, float]:
             install_guard(source.make_guard(GuardBuilder.EQUALS_MATCH))
             fixed[place] = value
     return fixed
+
+
+def shared(gm: torch.fx.GraphModule) -> list[Any]:
+    """Where those inputs come from, as dynamo's sources, that share memory with another."""
+    tensors = [
+        (value, place.meta["grapharg"].source)
+        for place in gm.graph.find_nodes(op="placeholder")
+        if isinstance(value := place.meta.get("example_value"), torch.Tensor)
+        and value.layout == torch.strided
+        and place.meta.get("grapharg") is not None
+    ]
+    count = collections.Counter(memory(value) for value, _ in tensors)
+    return [source for value, source in tensors if count[memory(value)] > 1]
+
+
+def guard_offsets(sources: Iterable[Any], gm: torch.fx.GraphModule) -> None:
+    """Have the frame compiled again where these inputs begin elsewhere in their memory.
+
+    Inputs of which one is written, and that share memory, AOTAutograd hands over as that memory: a
+    graph cuts them from it, where they began in the call that was traced.
+    """
+    places = gm.graph.find_nodes(op="placeholder")
+    if any("BaseAOTInput" in type(place.meta.get("desc")).__name__ for place in places):
+        for source in sources:
+            begin = TensorPropertySource(source, TensorProperty.STORAGE_OFFSET)
+            install_guard(begin.make_guard(GuardBuilder.EQUALS_MATCH))
 
 
 @contextlib.contextmanager

@@ -20,11 +20,11 @@ from roundoff.precision import torch_tf32
 
 from .capture import outside
 from .convert import convert, opset_for
-from .converter import reads
+from .converter import Symbol, reads
 from .outputs import Outputs
 from .program import split_precomputed
 from .runner import Runner
-from .sizes import dims
+from .sizes import dim, dims, symbols_in
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,9 +125,12 @@ class Compiled:
                     self.static.append(names[i])
             elif static(*dims(examples[i].shape)):
                 self._caches.append(names[i])
-        self._outputs = Outputs(gm)
+        context = torch._guards.TracingContext.try_get()
+        self._outputs = Outputs(gm, getattr(context, "fw_metadata", None))
         self.inputs: list[torch.Tensor] | None = None
         optimised = self._load(gm, examples, names)
+        needed = [*self._outputs.numbers, *self._converted.numbers]
+        self._marks = marks(examples, needed, self._converted.symbols)
         self.exported, self.by_torch = self._converted.model, self._converted.by_torch
         self.names = self._converted.names[: len(self._places)]
         written = self._dump(optimised)
@@ -261,11 +264,14 @@ class Compiled:
             s.name: args[s.argument] if s.axis is None else args[s.argument].shape[s.axis]
             for s in converted.symbols
         }
+        for s in self._marks:
+            sizes[s.name] = s.read(args)
         if not (self._outputs.names or converted.written or converted.counted):
-            return self._outputs.restore([], sizes)
+            return self._outputs.restore(args, [], sizes)
         tensors = args if self._all_tensors else [args[i] for i in self._places]
-        if converted.integers:
-            tensors += [torch.tensor([sizes[n]]) for n in converted.integers]
+        if converted.integers or converted.strided:
+            tensors = [*tensors, *(torch.tensor([sizes[n]]) for n in converted.integers)]
+            tensors += [view(args[i], sizes) for _, i, view in converted.strided]
         if self._cuda and torch_tf32() is not self._tf32:  # dynamo guards one of its switches
             self._tf32 = not self._tf32
             with outside():
@@ -273,7 +279,7 @@ class Compiled:
         if self.inputs is None and self._settings.storage is not None:
             self.inputs = [t.detach() for t in tensors]
         outputs = self._runner(tensors, sizes)
-        return outputs if self._outputs.plain else self._outputs.restore(outputs, sizes)
+        return outputs if self._outputs.plain else self._outputs.restore(args, outputs, sizes)
 
     def truth(self) -> list[torch.Tensor]:
         """What the graph returns on the inputs of its first call, in float64 throughout.
@@ -288,6 +294,23 @@ class Compiled:
         provider = f"{self._device.type.upper()}ExecutionProvider"
         evaluator = TorchOnnxEvaluator(self.exported, providers=(provider,), truth=True)
         return evaluator.run([o.name for o in graph.output], feeds)
+
+
+def marks(
+    examples: Sequence[Any], numbers: Sequence[Any], known: Sequence[Symbol]
+) -> list[Symbol]:
+    """Where to read the symbols of *numbers* that no size decides: in strides and offsets."""
+    missing = {name for n in numbers for name in symbols_in(dim(n))} - {s.name for s in known}
+    found: dict[str, Symbol] = {}
+    for i, example in enumerate(examples):
+        if missing and isinstance(example, torch.Tensor):
+            for axis, n in enumerate(example.stride()):
+                found.setdefault(str(dim(n)), Symbol(str(dim(n)), i, axis, "stride"))
+            start = str(dim(example.storage_offset()))
+            found.setdefault(start, Symbol(start, i, None, "offset"))
+    if missing - found.keys():
+        raise UnsupportedError("a size that no input decides", got=", ".join(sorted(missing)))
+    return [found[name] for name in sorted(missing)]
 
 
 def _culprit(model: onnx.ModelProto, error: Exception) -> str | None:

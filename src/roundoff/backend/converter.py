@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx
@@ -24,6 +24,7 @@ from roundoff.fusion.editor import Dim, fresh_name, reshape_target, static
 from .capture import outside
 from .sizes import dim, dims, symbols_of
 from .steps import Kernel
+from .views import Take, numbers, take
 
 
 class LeftToTorchError(Exception):
@@ -32,11 +33,25 @@ class LeftToTorchError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Symbol:
-    """Where the value of a symbolic size comes from: an axis of an argument, or an integer."""
+    """Where the value of a symbol comes from: a size of an argument, or an integer.
+
+    A size, or a stride, is that of an *axis*. Another number of the argument is itself the integer,
+    or the offset of a tensor in its memory.
+    """
 
     name: str
     argument: int
     axis: int | None
+    of: Literal["size", "stride", "offset"] = "size"
+
+    def read(self, args: Sequence[Any]) -> int:
+        """Its value in these arguments of a call."""
+        given = args[self.argument]
+        if self.of == "offset":
+            return int(given.storage_offset())
+        if self.axis is None:
+            return int(given)
+        return int(given.stride(self.axis) if self.of == "stride" else given.shape[self.axis])
 
 
 @dataclasses.dataclass
@@ -52,10 +67,15 @@ class Converted:
         All symbolic sizes that the arguments decide.
     integers : list of str
         Symbols that are inputs of the model, after its tensors: int64, one element.
+    strided : list of (str, int, callable)
+        Inputs of the model after those: views of an argument, by its place, that reach beyond its
+        own elements, and what takes them.
     kernels : dict
         Operator of domain "roundoff" -> what runs it: the operators that stay with torch.
     by_torch : dict of str to str
         Operator that stays with torch -> why.
+    numbers : list
+        Symbolic integers that those views take.
     written : dict of str to str
         Outputs that are new values of an input, which come last -> that input.
     counted : dict of str to int
@@ -66,8 +86,10 @@ class Converted:
     names: list[str]
     symbols: list[Symbol]
     integers: list[str]
+    strided: list[tuple[str, int, Take]]
     kernels: dict[str, Kernel]
     by_torch: dict[str, str]
+    numbers: list[Any]
     written: dict[str, str]
     counted: dict[str, int]
 
@@ -92,6 +114,10 @@ class Converter:
         self.written: dict[torch.fx.Node, ir.Value] = {}
         #: Inputs of one number, which are raised: lengths of caches, one a layer.
         self.counted: dict[str, int] = {}
+        #: Results of torch's that may lie in the memory of what they were computed of.
+        self.views: set[ir.Value] = set()
+        #: Symbolic integers that views of inputs take.
+        self.numbers: list[Any] = []
         #: Conditions, and with what a call raises where one is false.
         self.checks: list[tuple[ir.Value, str]] = []
         self._nodes: list[ir.Node] = []
@@ -100,6 +126,9 @@ class Converter:
         self._sizes: dict[Any, ir.Value] = {}
         self._symbols: list[Symbol] = []
         self._integers: list[str] = []
+        self._strided: list[tuple[str, int, Take]] = []
+        self._views_of_inputs: list[ir.Value] = []
+        self._places = {p: i for i, p in enumerate(gm.graph.find_nodes(op="placeholder"))}
         self._names = set(names)
         self._domains = {"": opset}
         places = gm.graph.find_nodes(op="placeholder")
@@ -138,12 +167,12 @@ class Converter:
         written = {f"written_{i}": name for i, name in enumerate(targets)}
         names = [*names, *written]
         for value, name in zip(values, names, strict=True):
-            if value.producer() is None or value in outputs:
-                value = self.op("Identity", value)
+            if value.producer() is None or value in outputs or value in self.views:
+                value = self.copy(value)
             outputs.append(value)
             value.name = name
         graph = ir.Graph(
-            self._inputs,
+            [*self._inputs, *self._views_of_inputs],
             outputs,
             nodes=self._nodes,
             initializers=list(self._constants.values()),
@@ -153,11 +182,13 @@ class Converter:
         model = ir.to_proto(ir.Model(graph, ir_version=10))
         return Converted(
             model,
-            [value.name for value in self._inputs],
+            [*(value.name for value in self._inputs), *(name for name, _, _ in self._strided)],
             self._symbols,
             self._integers,
+            self._strided,
             self.kernels,
             self.by_torch,
+            self.numbers,
             written,
             self.counted,
         )
@@ -206,6 +237,17 @@ class Converter:
             value.name = self._fresh(name)
             self._bind_axes(value, None)
 
+    def view_of_input(self, nodes: Sequence[torch.fx.Node]) -> ir.Value | None:
+        """The last of a chain of views as an input of the model, if the first is an argument."""
+        if nodes[0] not in self._places:
+            return None
+        value = self.value_like(nodes[-1].meta["val"])
+        name = value.name = self._fresh(f"view_{nodes[-1].name}")
+        self._views_of_inputs.append(value)
+        self._strided.append((name, self._places[nodes[0]], take(nodes[1:])))
+        self.numbers += numbers(nodes[1:])
+        return value
+
     def op(
         self,
         op_type: str,
@@ -223,6 +265,13 @@ class Converter:
         out = ir.val(name, dtype or first.dtype, dims_of(first) if shape is None else shape)
         self.add(op_type, inputs, [out], domain, **attributes)
         return out
+
+    def copy(self, value: ir.Value) -> ir.Value:
+        """*value* in memory of its own."""
+        self.kernels["own.memory"] = lambda given, _: [given[0].clone()]
+        if value in self.views or value.dtype in (ir.DataType.COMPLEX64, ir.DataType.COMPLEX128):
+            return self.op("own.memory", value, domain="roundoff")
+        return self.op("Identity", value)
 
     def add(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -12,10 +12,17 @@ from torch.utils import _pytree as pytree
 from roundoff.errors import UnsupportedError
 
 from .converter import Converter
-from .outputs import contiguous
+from .outputs import axes_by_stride
+from .views import chain, materialized, memory
 from .sizes import dim
 
 _STRIDED = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_scatter.default)
+
+
+def _laid(order: Sequence[int]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What gives a tensor the order of axes in memory that it has in torch."""
+    back = [order.index(i) for i in range(len(order))]
+    return lambda tensor: tensor.permute(order).contiguous().permute(back)
 
 
 def by_torch(c: Converter, node: torch.fx.Node) -> Any:
@@ -40,12 +47,27 @@ def by_torch(c: Converter, node: torch.fx.Node) -> Any:
             leaves[i] = float(value)
         else:
             raise UnsupportedError("an argument that is no tensor", got=str(value))
+    # What reads memory around its tensor is handed all of it.
+    restored = torch.Tensor.contiguous
     if node.target in _STRIDED:
-        base = node.all_input_nodes[0].meta["val"]
-        if not contiguous(base) or dim(base.storage_offset()):
+        (*_, base) = nodes = chain(node.args[0])  # type: ignore[arg-type]
+        if node.target is _STRIDED[0]:
+            view = c.view_of_input([*nodes, node])
+            if view is not None:
+                return view
+            base = nodes[0]
+        value = base.meta["val"]
+        order = axes_by_stride(value)
+        if order is None or dim(value.storage_offset()):
             raise UnsupportedError("a strided view of memory that is not all of a tensor")
+        inputs[0] = c.values[base]
+        if node.target is _STRIDED[0] and len(node.args) < 4 and node.args[0] is not base:
+            raise UnsupportedError("a strided view of memory that begins where another view does")
+        restored = _laid(order)
     expected = node.meta["val"]
     single = isinstance(expected, torch.Tensor)
+    given_values = [x.meta.get("val") for x in node.all_input_nodes]
+    read = {memory(value) for value in given_values if isinstance(value, torch.Tensor)}
     examples = [expected] if single else list(expected or ())
     if any(e is not None and not isinstance(e, torch.Tensor) for e in examples):
         raise UnsupportedError("an operator that returns no tensors", got=str(node.target))
@@ -53,7 +75,7 @@ def by_torch(c: Converter, node: torch.fx.Node) -> Any:
     # What reads the result counts on the type that torch foretold, and a few operators return
     # another: a norm in train() its new statistics in float16, foretold in float32.
     kinds = [(i, examples[i].dtype) for i in kept]
-    target = node.target
+    target, strided = node.target, node.target in _STRIDED
 
     def run(given: Sequence[Any], _: dict[str, Any]) -> list[torch.Tensor]:
         arguments = list(leaves)
@@ -61,10 +83,12 @@ def by_torch(c: Converter, node: torch.fx.Node) -> Any:
             arguments[i] = given[place]
         for i, place in integers.items():
             arguments[i] = int(given[place])
+        if strided:
+            arguments[0] = restored(arguments[0])
         args, kwargs = pytree.tree_unflatten(arguments, spec)
         made = target(*args, **kwargs)  # type: ignore[operator]
         listed = [made] if single else list(made)
-        return [listed[i].to(dtype).contiguous() for i, dtype in kinds]
+        return [materialized(listed[i].to(dtype)) for i, dtype in kinds]
 
     # A recording runs a step twice before it records it: torch's generator would go on.
     if torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()):
@@ -72,6 +96,8 @@ def by_torch(c: Converter, node: torch.fx.Node) -> Any:
     name = f"torch.{node.name}"
     c.kernels[name] = run
     outputs = [c.value_like(examples[i]) for i in kept]
+    if any(memory(examples[i]) in read for i in kept):
+        c.views.update(outputs)  # perhaps in memory that is the caller's
     c.add(name, inputs, outputs, domain="roundoff")
     found: list[Any] = [None] * len(examples)
     for i, value in zip(kept, outputs, strict=True):

@@ -17,6 +17,7 @@ from roundoff.ort.binding import CUDA
 
 from .converter import Converted
 from .program import CudaGraphProgram, Program, addresses, picked
+from .views import in_order, materialized
 
 _epoch = 0
 
@@ -202,11 +203,11 @@ class Runner:
             self._pack(args)
             settled = False
         # Not a generator, which takes longer than what it asks.
-        copied = self._strided or not all([args[i].is_contiguous() for i in self._loose])  # noqa: C419
+        copied = self._strided or not all([in_order(args[i]) for i in self._loose])  # noqa: C419
         settled = settled and not copied  # a copy may be a new one
         inputs = list(self._arranged([*args, *self._packed]))
         if copied:
-            inputs = [t.contiguous() for t in inputs]
+            inputs = [materialized(t) for t in inputs]
         self._bound = False  # should the run fail
         outputs = (self._cuda_graph or self.program).run(inputs, sizes, settled)
         self._bound = True
@@ -224,14 +225,18 @@ class Runner:
             self._read_at = None
         self._epoch = _epoch
         self._lay = self._addresses(args)
-        self._strided = any(not args[i].is_contiguous() for i in self._steady)
+        self._strided = not all(in_order(args[i]) for i in self._steady)
 
     def _write_back(self, args: Sequence[Any], values: Sequence[torch.Tensor]) -> None:
         """Copy what was not written where it lies."""
         targets, sources = [], []
         for i, value in zip(self._written, values, strict=True):
             target = args[i]
-            if value is not target and value.data_ptr() != target.data_ptr():
+            if value is target or value.data_ptr() == target.data_ptr():
+                continue
+            if target.is_neg() or target.is_conj():  # of which torch writes no list
+                target.copy_(value)
+            else:
                 targets.append(target)
                 sources.append(value)
         if targets:
@@ -250,7 +255,7 @@ class Runner:
         self._read_at = None  # should it fail
         packing = self._packing or self._repacking()
         with torch.inference_mode(False), torch.no_grad():
-            self._packed = packing.run([args[i].contiguous() for i in self._weights])
+            self._packed = packing.run([materialized(args[i]) for i in self._weights])
         # Most weights are packed once; on a GPU a session that waits keeps some 70 MiB.
         self._packing = packing if self._packs_again else None
         if not self._packs_again and packing.stream is not None:

@@ -10,22 +10,23 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]
 import torch
 
+from roundoff.errors import UnsupportedError
 from roundoff.fusion.editor import Dim
 
 _EXPRESSIONS: dict[str, sympy.Expr] = {}
 
 
 def dim(size: Any) -> Dim:
-    """A size of a fake tensor as a number or as text.
+    """A size of a fake tensor, or torch's expression of one, as a number or as text.
 
     Examples
     --------
-    >>> dim(3)
-    3
+    >>> dim(3), dim(sympy.Symbol("s0") + 1)
+    (3, 's0 + 1')
     """
-    if not isinstance(size, torch.SymInt):
+    if not isinstance(size, (torch.SymInt, sympy.Expr)):
         return int(size)
-    expression = size.node.expr
+    expression = size.node.expr if isinstance(size, torch.SymInt) else size
     if expression.is_Integer:
         return int(expression)
     text = str(expression)
@@ -73,7 +74,25 @@ def evaluate(size: Dim, values: Mapping[str, int]) -> int:
         return known
     # The text is torch's own, of an expression of sizes.
     names = {**_FUNCTIONS, **values}
-    return int(eval(_compiled(size), {"__builtins__": {}}, names))  # noqa: S307
+    try:
+        return int(eval(_compiled(size), {"__builtins__": {}}, names))  # noqa: S307
+    except NameError:  # a function of torch's that is not among ours
+        expression = symbols_of(size)
+    found = expression.xreplace({s: sympy.Integer(values.get(str(s), 0)) for s in expression.free_symbols})
+    if not found.is_Integer or not symbols_in(size) <= values.keys():
+        raise UnsupportedError("a size that no input decides", got=size)
+    return int(found)
+
+
+def symbols_in(size: Dim) -> set[str]:
+    """Names of the symbols of a size.
+
+    Examples
+    --------
+    >>> sorted(symbols_in(dim(sympy.Symbol("s0") + sympy.Symbol("s1")))), symbols_in(3)
+    (['s0', 's1'], set())
+    """
+    return set() if isinstance(size, int) else {str(s) for s in symbols_of(size).free_symbols}
 
 
 def known(size: Dim, values: Mapping[str, int] | set[str]) -> bool:

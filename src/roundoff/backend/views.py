@@ -1,0 +1,106 @@
+"""Views of torch's graph, followed to the tensor in whose memory they lie, and taken again.
+
+What a view says of its memory (offset, strides, a negative or a conjugate bit) is a fact of the
+tensor that it was taken from. The tensor of the traced call has others than that of the next one,
+and dynamo guards only some of them: a view is therefore taken anew from the tensor of each call, by
+torch's own operators.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from .sizes import dim, evaluate
+
+COPY = torch.ops.aten.copy_.default
+#: What takes a view of a tensor, for these values of symbolic sizes.
+Take = Callable[[torch.Tensor, Mapping[str, int]], Any]
+
+
+def memory(value: torch.Tensor) -> int:
+    """Which memory a fake tensor has: equal of views of one."""
+    return value.untyped_storage()._cdata
+
+
+def viewed(node: torch.fx.Node) -> torch.fx.Node | None:
+    """The node whose memory this node's tensor lies in, one operator before it; else None."""
+    value = node.meta.get("val")
+    if node.op != "call_function" or not isinstance(value, torch.Tensor):
+        return None
+    if node.target is operator.getitem:
+        (node, *_) = node.all_input_nodes
+    for source in node.all_input_nodes:
+        given = source.meta.get("val")
+        if isinstance(given, torch.Tensor) and memory(given) == memory(value):
+            return source
+    return None
+
+
+def chain(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """The nodes from the one that owns the memory to this one, which is the last."""
+    nodes = [node]
+    while (source := viewed(nodes[0])) is not None:
+        nodes.insert(0, source)
+    return nodes
+
+
+def take(nodes: Sequence[torch.fx.Node]) -> Take:
+    """What takes the views that these nodes take, one of the other."""
+    steps = [_step(node) for node in nodes if node.target is not COPY]  # which returns its target
+
+    def taken(tensor: torch.Tensor, sizes: Mapping[str, int]) -> Any:
+        for step in steps:
+            tensor = step(tensor, sizes)
+        return tensor
+
+    return taken
+
+
+def numbers(nodes: Sequence[torch.fx.Node]) -> list[Any]:
+    """Symbolic integers that the views take."""
+    calls = [n.all_input_nodes[0] if n.target is operator.getitem else n for n in nodes]
+    values = [given.meta.get("val") for call in calls for given in call.all_input_nodes]
+    return [value for value in values if isinstance(value, torch.SymInt)]
+
+
+def _step(node: torch.fx.Node) -> Take:
+    """One operator: its other arguments are numbers, which sizes decide."""
+    source, index = viewed(node), None
+    if node.target is operator.getitem:
+        index = node.args[1]
+        (node, *_) = node.all_input_nodes
+    target: Any = node.target
+    leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
+    at = [i for i, x in enumerate(leaves) if x is source]
+    symbolic = {
+        i: dim(x.meta["val"])
+        for i, x in enumerate(leaves)
+        if isinstance(x, torch.fx.Node) and x is not source
+    }
+
+    def step(tensor: torch.Tensor, sizes: Mapping[str, int]) -> Any:
+        given = list(leaves)
+        for i in at:
+            given[i] = tensor
+        for i, size in symbolic.items():
+            given[i] = evaluate(size, sizes)
+        args, kwargs = pytree.tree_unflatten(given, spec)
+        made = target(*args, **kwargs)
+        return made if index is None else made[index]
+
+    return step
+
+
+def in_order(tensor: torch.Tensor) -> bool:
+    """Whether memory, read from the tensor's address on, holds its numbers."""
+    return tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj()
+
+
+def materialized(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a copy whose memory holds its numbers in the order of its axes."""
+    return tensor.resolve_conj().resolve_neg().contiguous()

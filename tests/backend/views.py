@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import random
 import time
 import warnings
@@ -171,7 +172,9 @@ def seen(f: Callable[..., Any], case: Case, call: int, device: str) -> tuple[See
         shared = at.index(storage(x)) if storage(x) in at else None
         facts.append(("result", x.dtype, tuple(x.shape), "is", same, "shares", shared))
         # Which of the results owns memory that only results share is of no matter.
-        if shared is not None and x.numel():
+        if same is not None:
+            pass
+        elif shared is not None and x.numel():
             where = x.storage_offset() if shared < before else None
             facts.append(("lies", strides(x), where, x.is_conj(), x.is_neg()))
         elif dense(x):
@@ -201,6 +204,7 @@ class Count:
     aot: int = 0
     refused: dict[str, int] = dataclasses.field(default_factory=dict)
     skipped: int = 0
+    examples: list[str] = dataclasses.field(default_factory=list, repr=False)
 
 
 def check(
@@ -228,6 +232,8 @@ def check(
                 ours[call], results = seen(run, case, call, device)
             except RoundoffError as e:
                 reason = str(e).split(": got")[0][:90]
+                if reason not in count.refused:
+                    count.examples.append(f"refused: {e}\n{case}")
                 count.refused[reason] = count.refused.get(reason, 0) + 1
                 continue
             except Exception as e:
@@ -446,6 +452,7 @@ def search(
     **options: Any,
 ) -> tuple[Count, int, list[str]]:
     """Draw cases for a while: what was counted, how many cases there were, and what failed."""
+    logging.disable(logging.CRITICAL)  # of what aot_eager refuses, too
     count, failures, at = Count(), [], 0
     end = time.monotonic() + seconds
     while time.monotonic() < end and (most is None or at < most):

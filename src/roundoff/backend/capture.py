@@ -102,28 +102,36 @@ def fixed_numbers(gm: torch.fx.GraphModule) -> dict[torch.fx.Node, float]:
     return fixed
 
 
-def shared(gm: torch.fx.GraphModule) -> list[Any]:
-    """Where those inputs come from, as dynamo's sources, that share memory with another."""
-    tensors = [
-        (value, place.meta["grapharg"].source)
+def tensors_of(gm: torch.fx.GraphModule) -> dict[Any, torch.Tensor]:
+    """The inputs of dynamo's graph that are tensors: where they come from -> the fake tensor."""
+    return {
+        place.meta["grapharg"].source: value
         for place in gm.graph.find_nodes(op="placeholder")
         if isinstance(value := place.meta.get("example_value"), torch.Tensor)
         and value.layout == torch.strided
         and place.meta.get("grapharg") is not None
-    ]
-    count = collections.Counter(memory(value) for value, _ in tensors)
-    return [source for value, source in tensors if count[memory(value)] > 1]
+    }
 
 
-def guard_offsets(sources: Iterable[Any], gm: torch.fx.GraphModule) -> None:
-    """Have the frame compiled again where these inputs begin elsewhere in their memory.
+def guard_offsets(tensors: Mapping[Any, torch.Tensor], gm: torch.fx.GraphModule) -> None:
+    """Have the frame compiled again where inputs that share memory begin elsewhere in it.
 
-    Inputs of which one is written, and that share memory, AOTAutograd hands over as that memory: a
-    graph cuts them from it, where they began in the call that was traced.
+    Inputs that overlap, and one of which is written, AOTAutograd hands over as the memory of all:
+    its graph cuts them from it where they began in the call that was traced.
+
+    Parameters
+    ----------
+    tensors : mapping
+        Of :func:`tensors_of`, of dynamo's graph.
+    gm : torch.fx.GraphModule
+        AOTAutograd's.
     """
     places = gm.graph.find_nodes(op="placeholder")
-    if any("BaseAOTInput" in type(place.meta.get("desc")).__name__ for place in places):
-        for source in sources:
+    if not any("BaseAOTInput" in type(place.meta.get("desc")).__name__ for place in places):
+        return
+    count = collections.Counter(map(memory, tensors.values()))
+    for source, value in tensors.items():
+        if count[memory(value)] > 1:
             begin = TensorPropertySource(source, TensorProperty.STORAGE_OFFSET)
             install_guard(begin.make_guard(GuardBuilder.EQUALS_MATCH))
 

@@ -17,7 +17,7 @@ from roundoff.errors import ArgumentError, DtypeError, RoundoffError, Unsupporte
 from roundoff.fusion import OptimizationOptions
 from roundoff.ort import newest_opset
 
-from .capture import as_constants, fixed_numbers, guard_offsets, keep_composites, shared
+from .capture import as_constants, fixed_numbers, guard_offsets, keep_composites, tensors_of
 from .compiled import Compiled, CompileSettings
 from .operators import WRITTEN_IN_OTHERS
 
@@ -163,11 +163,11 @@ def onnx_custom_backend(
         _refuse(args)
         fixed = fixed_numbers(graph_module)
         kept = keep_composites(graph_module, fixed)
-        overlapping = shared(graph_module)
+        tensors = tensors_of(graph_module)
         places = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
 
         def compiler(gm: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
-            guard_offsets(overlapping, gm)
+            guard_offsets(tensors, gm)
             own = gm.graph.find_nodes(op="placeholder")
             names = [str(n.target) for n in (places if len(own) == len(places) else own)]
             context = torch._guards.TracingContext.try_get()

@@ -12,12 +12,13 @@ from typing import Any
 import onnx
 import torch
 
+from roundoff.errors import UnsupportedError
 from roundoff.fusion.experimental import KERNELS
 from roundoff.ort.binding import CUDA
 
 from .converter import Converted
 from .program import CudaGraphProgram, Program, addresses, picked
-from .views import in_order, materialized
+from .views import in_order, materialized, overlap
 
 _epoch = 0
 
@@ -177,6 +178,14 @@ class Runner:
         self._raised: dict[int, list[int]] = {}
         for name, more in converted.counted.items():
             self._raised.setdefault(more, []).append(place[name])
+        # What is written, and what else a write to it could change.
+        names = converted.names[: len(converted.names) - len(converted.strided)]
+        self._tensors = [place[n] for n in names if n not in converted.integers]
+        self._changing = {*self._written, *(i for many in self._raised.values() for i in many)}
+        loose = [i for i in self._loose if i in self._tensors]
+        self._apart = loose if self._changing else []
+        #: Where the memory of steady inputs begins -> those that lie in it.
+        self._memories: dict[int, list[int]] = {}
         self._lock = threading.Lock()
         self._cuda_graph: CudaGraphProgram | None = None
         if record:
@@ -202,6 +211,8 @@ class Runner:
         if self._packs and self._changed(args, settled):
             self._pack(args)
             settled = False
+        if self._apart:
+            self._keep_apart(args, self._apart, self._memories)
         # Not a generator, which takes longer than what it asks.
         copied = self._strided or not all([in_order(args[i]) for i in self._loose])  # noqa: C419
         settled = settled and not copied  # a copy may be a new one
@@ -226,6 +237,36 @@ class Runner:
         self._epoch = _epoch
         self._lay = self._addresses(args)
         self._strided = not all(in_order(args[i]) for i in self._steady)
+        if self._changing:
+            loose = {*self._apart}
+            steady = [i for i in self._tensors if i not in loose]
+            self._memories = self._keep_apart(args, steady, {})
+
+    def _keep_apart(
+        self, args: Sequence[Any], places: Sequence[int], others: Mapping[int, list[int]]
+    ) -> dict[int, list[int]]:
+        """Refuse inputs that overlap one that is written, which none did in the traced call.
+
+        What the graph reads was read before the write, or after it: that is no longer known.
+
+        Returns
+        -------
+        dict
+            Where the memory of these inputs begins -> those that lie in it, as *others* is.
+        """
+        found: dict[int, list[int]] = {}
+        for i in places:
+            at = args[i].untyped_storage().data_ptr()
+            near = [*found.get(at, ()), *others.get(at, ())]
+            for k in near:
+                written = i in self._changing or k in self._changing
+                if written and overlap(args[i], args[k]):
+                    raise UnsupportedError(
+                        "an input that is written, and overlaps another, as it did not before",
+                        hint="clone() one of them, or torch._dynamo.reset() before the call",
+                    )
+            found.setdefault(at, []).append(i)
+        return found
 
     def _write_back(self, args: Sequence[Any], values: Sequence[torch.Tensor]) -> None:
         """Copy what was not written where it lies."""

@@ -104,3 +104,35 @@ def in_order(tensor: torch.Tensor) -> bool:
 def materialized(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor, or a copy whose memory holds its numbers in the order of its axes."""
     return tensor.resolve_conj().resolve_neg().contiguous()
+
+
+def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether an element of *a* lies where one of *b* does; both lie in one memory.
+
+    Examples
+    --------
+    >>> table = torch.zeros(4, 6)
+    >>> overlap(table[:, :3], table[:, 3:]), overlap(table[1], table[:, 2])
+    (False, True)
+    """
+    (low, high), (first, last) = _bytes(a), _bytes(b)
+    if not a.numel() or not b.numel() or high <= first or last <= low:
+        return False
+    begin = min(low, first)
+    marks = torch.zeros(max(high, last) - begin, dtype=torch.bool)
+    _of_bytes(marks, a, low - begin).fill_(True)
+    return bool(_of_bytes(marks, b, first - begin).any())
+
+
+def _bytes(tensor: torch.Tensor) -> tuple[int, int]:
+    """Where a tensor's memory begins and ends."""
+    last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    begin = tensor.data_ptr()
+    return begin, begin + (last + 1) * tensor.element_size()
+
+
+def _of_bytes(marks: torch.Tensor, tensor: torch.Tensor, begin: int) -> torch.Tensor:
+    """The bytes of a tensor among those of its memory."""
+    size = tensor.element_size()
+    strides = [*(s * size for s in tensor.stride()), 1]
+    return marks.as_strided([*tensor.shape, size], strides, begin)

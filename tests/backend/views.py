@@ -83,7 +83,7 @@ class Case:
         lines = [f"def f({', '.join(self.names)}):", *(f"    {line}" for line in self.body)]
         lines.append(f"    return ({''.join(r + ', ' for r in self.returned)})")
         scope: dict[str, Any] = {"torch": torch}
-        exec("\n".join(lines), scope)  # noqa: S102
+        exec("\n".join(lines), scope)
         made: Callable[..., Any] = scope["f"]
         return made
 
@@ -96,11 +96,11 @@ class Case:
         }
         tables = []
         for i, text in enumerate(self.tables):
-            tables.append(eval(text, scope))  # noqa: S307
+            tables.append(eval(text, scope))
             scope[f"t{i}"] = tables[-1]
         inputs = []
         for name, text in zip(self.names, self.inputs, strict=True):
-            inputs.append(eval(text, scope))  # noqa: S307
+            inputs.append(eval(text, scope))
             scope[name] = inputs[-1]
         return tables, inputs
 
@@ -192,7 +192,7 @@ def seen(f: Callable[..., Any], case: Case, call: int, device: str) -> tuple[See
     return Seen(facts, numbers), [r for r in results if isinstance(r, torch.Tensor)]
 
 
-class Trouble(AssertionError):
+class DifferenceError(AssertionError):
     """What is wrong with a case."""
 
 
@@ -215,7 +215,7 @@ def check(
     calls: int = CALLS,
     **options: Any,
 ) -> None:
-    """Compare the calls of a case with eager's, and raise :class:`Trouble` where they differ."""
+    """Compare a case's calls with eager's; :class:`DifferenceError` where they differ."""
     count = count or Count()
     f = case.function()
     backend = functools.partial(rb.onnx_custom_backend, **options)
@@ -251,7 +251,7 @@ def check(
                 wrong.setdefault(calls, "a result changed after its call")
     if wrong:
         said = "\n".join(f"call {call}: {what}" for call, what in sorted(wrong.items()))
-        raise Trouble(f"dynamic={dynamic}\n{said}\n{case}")
+        raise DifferenceError(f"dynamic={dynamic}\n{said}\n{case}")
 
 
 def as_aot(
@@ -405,7 +405,7 @@ def _draw(rng: random.Random) -> Case | None:
                     tensors.append(name)
                 break
     returned = [rng.choice(tensors[-3:] + tensors) for _ in range(rng.randint(1, 4))]
-    returned += rng.sample(numbers[:1] + [f"{returned[0]}.shape"], rng.choice((0, 0, 0, 1)))
+    returned += rng.sample([*numbers[:1], f"{returned[0]}.shape"], rng.choice((0, 0, 0, 1)))
     case = dataclasses.replace(case, returned=tuple(returned))
     return case if _runs(case) else None
 
@@ -460,13 +460,13 @@ def search(
         at += 1
         try:
             check(case, dynamic := DYNAMIC[at % len(DYNAMIC)], count, device, **options)
-        except Trouble as e:
+        except DifferenceError as e:
             said = f"seed {seed}/{at - 1}, {e}"
             if shrink:
                 case = smaller(case, functools.partial(_fails, dynamic, device, options))
                 try:
                     check(case, dynamic, Count(), device, **options)
-                except Trouble as less:
+                except DifferenceError as less:
                     said = f"seed {seed}/{at - 1}, {less}"
             failures.append(said)
             print(said, flush=True)
@@ -478,6 +478,6 @@ def search(
 def _fails(dynamic: bool | None, device: str, options: dict[str, Any], case: Case) -> bool:
     try:
         check(case, dynamic, Count(), device, **options)
-    except Trouble:
+    except DifferenceError:
         return True
     return False

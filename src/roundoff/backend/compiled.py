@@ -296,9 +296,7 @@ class Compiled:
         return evaluator.run([o.name for o in graph.output], feeds)
 
 
-def marks(
-    examples: Sequence[Any], numbers: Sequence[Any], known: Sequence[Symbol]
-) -> list[Symbol]:
+def marks(examples: Sequence[Any], numbers: Sequence[Any], known: Sequence[Symbol]) -> list[Symbol]:
     """Where to read the symbols of *numbers* that no size decides: in strides and offsets."""
     missing = {name for n in numbers for name in symbols_in(dim(n))} - {s.name for s in known}
     found: dict[str, Symbol] = {}

@@ -13,8 +13,8 @@ from roundoff.errors import UnsupportedError
 
 from .converter import Converter
 from .outputs import axes_by_stride
-from .views import chain, materialized, memory
 from .sizes import dim
+from .views import chain, materialized, memory
 
 _STRIDED = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_scatter.default)
 

@@ -139,7 +139,9 @@ class Outputs:
         self, args: Sequence[Any], tensors: list[torch.Tensor], sizes: Mapping[str, int]
     ) -> list[Any]:
         """The outputs that torch would return, for these arguments and values of sizes."""
-        seen = [t if o is None else t.permute(o) for t, o in zip(tensors, self._orders, strict=True)]
+        seen = [
+            t if o is None else t.permute(o) for t, o in zip(tensors, self._orders, strict=True)
+        ]
         made = [make(args, seen, sizes) for make in self._made]
         return [made[i] for i in self._which]
 

@@ -78,7 +78,9 @@ def evaluate(size: Dim, values: Mapping[str, int]) -> int:
         return int(eval(_compiled(size), {"__builtins__": {}}, names))  # noqa: S307
     except NameError:  # a function of torch's that is not among ours
         expression = symbols_of(size)
-    found = expression.xreplace({s: sympy.Integer(values.get(str(s), 0)) for s in expression.free_symbols})
+    found = expression.xreplace(
+        {s: sympy.Integer(values.get(str(s), 0)) for s in expression.free_symbols}
+    )
     if not found.is_Integer or not symbols_in(size) <= values.keys():
         raise UnsupportedError("a size that no input decides", got=size)
     return int(found)

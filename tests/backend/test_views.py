@@ -170,6 +170,17 @@ def test_an_overlap_that_the_traced_call_had_not_is_refused(dynamic: bool | None
     assert torch.equal(whole, torch.arange(9.0)), "nothing was written"
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("both", [True, False])
+def test_a_write_to_elements_that_lie_in_one_place_is_refused(both: bool) -> None:
+    """A copy of them has a place for each: what was written to one did not reach the other."""
+    run = through(lambda x, y: (x.narrow(0, 1, 1).mul_(2), y + 1)[1], dynamic=False)
+    whole = torch.arange(6.0)
+    with pytest.raises(UnsupportedError, match="in one place"):
+        run(whole.unfold(0, 2, 1), whole if both else torch.ones(2))
+    assert torch.equal(whole, torch.arange(6.0)), "nothing was written"
+
+
 def main() -> int:
     """Search for a while, or run a case again; failing cases are printed as text."""
     parser = argparse.ArgumentParser(description=__doc__)

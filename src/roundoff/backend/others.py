@@ -13,13 +13,15 @@ from roundoff.errors import UnsupportedError
 
 from .converter import Converter
 from .outputs import axes_by_stride
-from .sizes import dim
-from .views import chain, materialized, memory
+from .sizes import dim, hint
+from .views import chain, folded, materialized, memory
 
 _STRIDED = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_scatter.default)
 
+_FOLDED = "a write to a view of which several elements lie in one place"
 
-def _laid(order: Sequence[int]) -> Callable[[torch.Tensor], torch.Tensor]:
+
+def _laid(order: tuple[int, ...]) -> Callable[[torch.Tensor], torch.Tensor]:
     """What gives a tensor the order of axes in memory that it has in torch."""
     back = [order.index(i) for i in range(len(order))]
     return lambda tensor: tensor.permute(order).contiguous().permute(back)
@@ -48,7 +50,7 @@ def by_torch(c: Converter, node: torch.fx.Node) -> Any:
         else:
             raise UnsupportedError("an argument that is no tensor", got=str(value))
     # What reads memory around its tensor is handed all of it.
-    restored = torch.Tensor.contiguous
+    restored: Callable[[torch.Tensor], torch.Tensor] = materialized
     if node.target in _STRIDED:
         (*_, base) = nodes = chain(node.args[0])  # type: ignore[arg-type]
         if node.target is _STRIDED[0]:
@@ -64,6 +66,11 @@ def by_torch(c: Converter, node: torch.fx.Node) -> Any:
         if node.target is _STRIDED[0] and len(node.args) < 4 and node.args[0] is not base:
             raise UnsupportedError("a strided view of memory that begins where another view does")
         restored = _laid(order)
+    scatters = str(node.target).split(".")[1].endswith("_scatter")
+    if scatters:
+        written = node.args[0].meta["val"]  # type: ignore[union-attr]
+        if folded([hint(n) for n in written.shape], [hint(n) for n in written.stride()]):
+            raise UnsupportedError(_FOLDED, hint="clone() it")
     expected = node.meta["val"]
     single = isinstance(expected, torch.Tensor)
     given_values = [x.meta.get("val") for x in node.all_input_nodes]
@@ -85,6 +92,8 @@ def by_torch(c: Converter, node: torch.fx.Node) -> Any:
             arguments[i] = int(given[place])
         if strided:
             arguments[0] = restored(arguments[0])
+            if scatters and folded(*pytree.tree_unflatten(arguments, spec)[0][2:4]):
+                raise UnsupportedError(_FOLDED, hint="clone() it")
         args, kwargs = pytree.tree_unflatten(arguments, spec)
         made = target(*args, **kwargs)  # type: ignore[operator]
         listed = [made] if single else list(made)

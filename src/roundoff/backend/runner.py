@@ -18,7 +18,7 @@ from roundoff.ort.binding import CUDA
 
 from .converter import Converted
 from .program import CudaGraphProgram, Program, addresses, picked
-from .views import in_order, materialized, overlap
+from .views import folded, in_order, materialized, overlap
 
 _epoch = 0
 
@@ -211,6 +211,13 @@ class Runner:
         if self._packs and self._changed(args, settled):
             self._pack(args)
             settled = False
+        for i in self._changing:
+            if not args[i].is_contiguous() and folded(args[i].shape, args[i].stride()):
+                raise UnsupportedError(
+                    "a write to an input of which several elements lie in one place",
+                    got=f"strides {args[i].stride()}",
+                    hint="clone() it",
+                )
         if self._apart:
             self._keep_apart(args, self._apart, self._memories)
         # Not a generator, which takes longer than what it asks.

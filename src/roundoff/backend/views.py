@@ -106,6 +106,24 @@ def materialized(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.resolve_conj().resolve_neg().contiguous()
 
 
+def folded(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether two elements of a tensor may lie in one place.
+
+    Examples
+    --------
+    >>> folded((3, 4), (4, 1)), folded((3, 2), (1, 1)), folded((2, 2), (0, 1))
+    (False, True, True)
+    """
+    if 0 in shape:
+        return False
+    reach = 0
+    for step, size in sorted((s, n) for s, n in zip(stride, shape, strict=True) if n > 1):
+        if step <= reach:
+            return True
+        reach += step * (size - 1)
+    return False
+
+
 def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether an element of *a* lies where one of *b* does; both lie in one memory.
 

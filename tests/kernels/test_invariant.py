@@ -6,6 +6,7 @@ interpreter, with products that are chains; on CUDA both are what readers get.
 
 import contextlib
 import itertools
+import random
 import threading
 
 import pytest
@@ -360,14 +361,116 @@ def test_a_probe_shows_a_split_even_after_rounding(dtype):
     assert float(sizes.max()) < torch.finfo(dtype).max
 
 
-def test_a_cpu_that_places_rows_differently_gets_them_one_by_one(monkeypatch):
-    """A library whose bits depend on a row's place in the product."""
+def small_products(count=200):
+    """(K, N, type, bias, threads), half of them of a few terms and columns."""
+    numbers = random.Random(2)
+    for i in range(count):
+        sizes = (numbers.randint(1, 12 if i % 2 else 64) for _ in range(2))
+        dtype = numbers.choice(TYPES if CUDA else (*TYPES[:1], torch.float64, *TYPES))
+        # A call in two threads takes milliseconds where others run, too.
+        yield (*sizes, dtype, numbers.random() < 0.5, 2 if i % 20 == 1 else 1)
 
-    def placed(x, w, b):
-        return torch.cat([chain(row[None], w, 1 + i % 2) for i, row in enumerate(x)])
 
-    monkeypatch.setattr(invariant_matmul, "_fixed", placed)
-    assert invariant_matmul._cpu_rows.__wrapped__(3, 32, torch.float32, False, 1) == (1, 1)
+def test_a_row_of_a_small_product_has_its_bits_wherever_it_is(threads):
+    """Libraries have other programs for the rows and columns that are left of a small product."""
+    failed = []
+    for k, n, dtype, biased, count in small_products():
+        torch.set_num_threads(count)
+        x, weight = draw(37, k, dtype=dtype), draw(n, k, dtype=dtype, seed=1)
+        bias = draw(n, dtype=dtype, seed=2) if biased else None
+        whole = matmul(x, weight, bias)
+        parts = [(i, i + 1) for i in (*range(8), 15, 18)]
+        parts += [(3, 5), (1, 9), (20, 37), (4, 37)]
+        alike = [
+            torch.equal(matmul(rows, weight, bias), whole[start:end])
+            for start, end in parts
+            for rows in (x[start:end].clone(), x.repeat(1, 2)[start:end, :k])
+        ]
+        # A view of one row, or of one column, has strides that mean nothing.
+        wide = torch.nn.functional.pad(weight, (1, 6))[:, 1 : 1 + k]
+        alike.append(torch.equal(matmul(x[:3], wide, bias), whole[:3]))
+        truth = x.double() @ weight.double().T + (0 if bias is None else bias.double())
+        single = torch.finfo(torch.float32).eps if dtype.itemsize < 8 else 0
+        torch.testing.assert_close(
+            whole.double(), truth, rtol=torch.finfo(dtype).eps, atol=20 * k * single + 1e-13
+        )
+        if not all(alike):
+            failed.append((k, n, dtype, biased, count))
+    assert not failed
+
+
+def fused(x, weight):
+    """A chain whose products are not rounded."""
+    total = torch.zeros(len(x), len(weight))
+    for k in range(x.shape[1]):
+        total = (total + x[:, k : k + 1].double() * weight[:, k].double()).float()
+    return total
+
+
+def by_twos(x, weight, b=0.0):
+    made = chain(x[:, ::2], weight[:, ::2], 1) + chain(x[:, 1::2], weight[:, 1::2], 1)
+    return made + b
+
+
+#: Other ways to add than the chain from the first term to the last, to which a bias is added.
+OTHERS = {
+    "from the last": lambda x, w, b: chain(x.flip(1), w.flip(1), 1) + b,
+    "even and odd": by_twos,
+    "fused": lambda x, w, b: fused(x, w) + b,
+    "bias first": lambda x, w, b: chain(
+        torch.cat([torch.ones_like(x[:, :1]), x], 1),
+        torch.cat([(b + 0 * w[:, 0])[:, None], w], 1),
+        1,
+    ),
+    "zeros with a sign": lambda x, w, b: torch.where(
+        (made := chain(x, w, 1) + b) == 0, -made.abs(), made
+    ),
+}
+
+
+@pytest.mark.parametrize("k", [3, 4, 5, 17, 32])
+@pytest.mark.parametrize("other", OTHERS)
+def test_a_cpu_that_places_rows_differently_gets_them_one_by_one(other, k, monkeypatch):
+    """A library that computes one element of a product, at its end, in another order."""
+    dtype = torch.float32 if other == "fused" else TYPES[k % 3]
+    alike = invariant_matmul._alike.__wrapped__
+    columns, biased, chosen = 4, other != "zeros with a sign", OTHERS[other]
+
+    def placed(rows):
+        def product(x, w, b):
+            x, w, b = x.float(), w.float(), torch.zeros(()) if b is None else b.float()
+            made = (chain(x[:1], w, 1) + b).repeat(len(x), 1)  # probes have equal rows
+            if len(x) == rows:
+                made[-1, -1] = chosen(x[-1:], w, b)[0, -1]
+            return made.to(dtype)
+
+        return product
+
+    def rows_of(product):
+        monkeypatch.setattr(invariant_matmul, "_fixed", product)
+        monkeypatch.setattr(invariant_matmul, "_alike", alike)
+        return invariant_matmul._cpu_rows(128, columns, k, dtype, biased)
+
+    small = 16 if dtype == torch.float32 else 8
+    assert rows_of(placed(None)) == (small, 128)
+    assert rows_of(placed(small)) == (1, 1)
+    assert rows_of(placed(128)) == (small, small)
+
+
+def test_where_probes_cannot_tell_orders_apart_a_row_is_computed_alone(monkeypatch):
+    """Of two terms there is one sum, and of probes that are all zero no order shows."""
+    probes = invariant_matmul._probes
+    for dtype, biased in itertools.product((*TYPES, torch.float64), (False, True)):
+        for k in (3, 4, 5, 8, 16, 17, 64):
+            assert invariant_matmul._tells.__wrapped__(3, k, dtype, biased), (k, dtype, biased)
+        assert not invariant_matmul._tells.__wrapped__(3, 2, dtype, False)
+        for k in (1, 2):
+            assert invariant_matmul._cpu_rows(1, 3, k, dtype, biased) == (1, 1)
+    blind = [(x * 0, w, b) for x, w, b in probes(3, 8, torch.float32, False)]
+    monkeypatch.setattr(invariant_matmul, "_probes", lambda *_: iter(blind))
+    for name in ("_tells", "_alike"):
+        monkeypatch.setattr(invariant_matmul, name, getattr(invariant_matmul, name).__wrapped__)
+    assert invariant_matmul._cpu_rows(1, 3, 8, torch.float32, False) == (1, 1)
 
 
 @pytest.mark.parametrize("dtype", TYPES[1:], ids=str)
@@ -401,6 +504,35 @@ def test_a_route_is_taken_where_its_bits_are_the_chains(dtype, monkeypatch):
     slow += ways["unsplit"], ways["cuBLAS"]
     assert taken(6) is None  # equal, and slower than the kernel
     assert taken(1) == "cuBLAS"  # as quick as torch, or torch itself
+
+
+@pytest.mark.parametrize("dtype", TYPES[1:], ids=str)
+def test_no_route_is_taken_where_its_order_cannot_be_told(dtype, monkeypatch):
+    """Of few terms cuBLAS is not asked, and a bias that is added first is told from one added last.
+
+    Of a product of one element, too, with operands drawn until sixty-four elements agree.
+    """
+
+    def first(x, w, b):
+        if b is None:
+            return chain(x, w, 1)
+        ones, column = torch.ones_like(x[:, :1]), b[:, None]
+        return chain(torch.cat([ones, x], 1), torch.cat([column, w], 1), 1)
+
+    def last(x, w, b):
+        return (chain(x.float(), w.float(), 1) + (0 if b is None else b)).to(x.dtype)
+
+    monkeypatch.setattr(invariant_cublas, "_ROUTES", {"cuBLAS": first})
+    monkeypatch.setattr(invariant_cublas, "_CHOSEN", {})
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    for k, n, taken in ((63, 40, False), (64, 40, True), (64, 1, True)):
+        x, weight = torch.ones(1, k, dtype=dtype), torch.ones(n, k, dtype=dtype)
+        assert (invariant_cublas.route(x, weight, None, last) is not None) == taken
+        assert invariant_cublas.route(x, weight, weight[:, 0], last) is None
+    halves = {"cuBLAS": lambda x, w, b: chain(x, w, 2)}
+    monkeypatch.setattr(invariant_cublas, "_ROUTES", halves)
+    monkeypatch.setattr(invariant_cublas, "_CHOSEN", {})
+    assert invariant_cublas.route(x, weight, None, last) is None
 
 
 @pytest.mark.skipif(not CUDA, reason="cuBLAS needs CUDA")

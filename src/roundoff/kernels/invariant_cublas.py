@@ -67,6 +67,10 @@ _ROUTES: dict[str, Route] = {
     "cuBLAS, halves": partial(_in_pieces, 2),
     "cuBLAS, eighths": partial(_in_pieces, 8),
 }
+#: Of fewer terms a probe in 16 bits tells orders apart seldom, or never (to 8 terms): our kernel.
+_TELLING = 64
+#: Elements in which two orders have to agree: each does in up to one case of four at 64 terms.
+_ELEMENTS = 64
 _LOCK = threading.RLock()
 _CHOSEN: dict[tuple[Any, ...], str | None] = {}
 
@@ -76,8 +80,11 @@ def route(
 ) -> Route | None:
     """What of cuBLAS has the bits of *kernel* for such tensors, found out when they are first seen.
 
-    None where nothing has, or nothing can be found out: in a capture, for expanded tensors.
+    None where nothing has, or nothing can be found out: in a capture, for expanded tensors, of few
+    terms.
     """
+    if x.shape[1] < _TELLING:
+        return None
     if x.dtype == torch.float32:
         return None  # cuBLAS has TF32 cut its factors off, and float32 kernels of other orders
     switches, name = torch.backends.cuda.matmul, _switch_of(x.dtype)
@@ -129,11 +136,14 @@ def _proved(
     """
     generator = torch.Generator(x.device).manual_seed(1)
     draw = partial(torch.randn, generator=generator, device=x.device, dtype=x.dtype)
-    # The first probe shows the order of the sum: a bias would hide what cancels. The second shows
-    # whether the bias is added before the result is rounded.
-    probes = [(*cancelling(x, weight), None if bias is None else torch.zeros_like(bias))]
+    # The first probes show the order of the sum: a bias would hide what cancels. A bias as small as
+    # the roundings shows its place in that order, a large one whether the sum was rounded before.
+    none = None if bias is None else torch.zeros_like(bias)
+    count = -(-_ELEMENTS // (len(x) * len(weight)))
+    probes = [(*cancelling(x, weight, seed), none) for seed in range(count)]
     if bias is not None:
-        probes.append((draw(x.shape), draw(weight.shape), draw(bias.shape)))
+        probes += [(a, b, draw(bias.shape) / 4096) for a, b, _ in probes]
+        probes += [(draw(x.shape), draw(weight.shape), draw(bias.shape)) for _ in range(count)]
     like = (x, weight, bias)
     with torch.no_grad():
         laid = [tuple(map(_like, like, probe)) for probe in probes]
@@ -193,14 +203,17 @@ def _like(tensor: Any, values: Any) -> Any:
     return laid.copy_(values)
 
 
-def cancelling(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def cancelling(
+    x: torch.Tensor, weight: torch.Tensor, seed: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Operands whose products cancel: what remains is the rounding, which shows every order.
 
     The second half of x is the first with the other sign, against equal columns of the weight,
     in a random order of K; columns of x are scaled by powers of two from 1/64 to 64. In a sum of
     that kind two orders hardly ever agree, not even rounded to bfloat16; of random operands few
     elements would differ. Without the powers a product of two bfloat16 numbers, 16 bits wide, often
-    fits into the 24 of the sum: nothing is rounded, and every order gives the same.
+    fits into the 24 of the sum: nothing is rounded, and every order gives the same. So it is of few
+    terms, whatever the type: a sum of eight shows no order of 16-bit numbers.
 
     Examples
     --------
@@ -211,7 +224,7 @@ def cancelling(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, tor
     True
     """
     k = x.shape[1]
-    generator = torch.Generator(x.device).manual_seed(0)
+    generator = torch.Generator(x.device).manual_seed(seed)
     draw = partial(torch.randn, generator=generator, device=x.device, dtype=x.dtype)
     a, b = (draw(len(t), k // 2) for t in (x, weight))
     a = a * torch.exp2((torch.arange(k // 2, device=x.device) % 13 - 6).to(x.dtype))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator
-from functools import cache, wraps
+from functools import cache, partial, reduce, wraps
+from itertools import combinations
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
@@ -181,6 +182,9 @@ def matmul(
     On a CPU each row is computed in a product of one fixed number of rows, padded, with float32
     accumulation in the order that the processor's library has for that number: as invariant, not
     the same bits as a GPU's, and for one number of threads. Slower than torch, up to three times.
+    Where probes show that a row's bits depend on its place there, which is so of many products with
+    few columns or few terms, or cannot tell, each row is a product of its own, and of up to eight
+    terms a chain of single additions.
 
     Parameters
     ----------
@@ -370,13 +374,19 @@ def _by_kernel(
 _ALIGNED = 64
 #: Rows of a fixed product, and of a larger one where it has the same bits.
 _LARGE = 128
+#: From so many terms on there is more than one sum, in an order that the bits can show.
+_ORDERED = 3
+#: Up to so many terms a chain of torch's own additions is quicker than a product for each row.
+_FEW = 8
 
 
 def _on_cpu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Products of a fixed number of rows."""
+    """Products of a fixed number of rows; where their places matter, each row by itself."""
     (m, k), n = x.shape, weight.shape[0]
+    small, large = _cpu_rows(m, n, k, x.dtype, bias is not None)
+    if small == 1 and k <= _FEW:
+        return _by_terms(x, weight, bias)
     weight = _aligned(weight)
-    small, large = _cpu_rows(n, k, x.dtype, bias is not None, torch.get_num_threads())
     whole = m // large * large
     rest = torch.nn.functional.pad(x[whole:], (0, 0, 0, -(m - whole) % small))
     pieces = (*x[:whole].split(large), *rest.split(small))
@@ -387,34 +397,138 @@ def _fixed(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
     return torch.mm(x, weight.t()) if bias is None else torch.addmm(bias, x, weight.t())
 
 
+def _by_terms(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """The chain over K by products and sums of elements: IEEE 754 defines each, anywhere."""
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    rows, columns = x.to(wide), weight.to(wide).t()
+    y = rows[:, :1] * columns[0]
+    for i in range(1, len(columns)):
+        y += rows[:, i : i + 1] * columns[i]
+    return (y if bias is None else y.add_(bias)).to(x.dtype)
+
+
 def _aligned(tensor: torch.Tensor) -> torch.Tensor:
     """A matrix by rows that begins where torch would allocate one."""
-    if tensor.is_contiguous() and tensor.data_ptr() % _ALIGNED == 0:
-        return tensor
-    return tensor.clone(memory_format=torch.contiguous_format)
+    if tensor.data_ptr() % _ALIGNED or not tensor.is_contiguous():
+        return tensor.clone(memory_format=torch.contiguous_format)
+    # A single row counts as contiguous whatever its stride, which decides what torch calls.
+    return tensor if tensor.stride(0) == tensor.shape[1] else tensor.view(-1).view(tensor.shape)
+
+
+def _cpu_rows(m: int, n: int, k: int, dtype: torch.dtype, bias: bool) -> tuple[int, int]:
+    """(rows of a fixed product, rows of a large one with the same bits), for *m* rows.
+
+    A row's bits must not depend on its place in the product. Libraries keep to that for most
+    shapes. (1, 1) where one does not, and where it cannot be told: a row alone has one place.
+    """
+    small = 8 if dtype.itemsize == 2 else 16
+    shape = n, k, dtype, bias, torch.get_num_threads(), small
+    if k < _ORDERED or not _alike(*shape, small):
+        return 1, 1
+    return small, _LARGE if m >= _LARGE and _alike(*shape, _LARGE) else small
 
 
 @cache
-def _cpu_rows(n: int, k: int, dtype: torch.dtype, bias: bool, threads: int) -> tuple[int, int]:
-    """(rows of a fixed product, rows of a large one with the same bits).
+def _alike(
+    n: int, k: int, dtype: torch.dtype, bias: bool, threads: int, small: int, count: int
+) -> bool:
+    """Whether each row of *count* has the bits of the first of *small*, as far as it shows."""
+    if k <= _SEEN and not _tells(n, k, dtype, bias):
+        return False
+    bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]  # tells zeros apart
+    for rows, weight, biases in _probes(n, k, dtype, bias):
+        for row, b in zip(rows, biases, strict=True):
+            # All rows of a product are the same: whatever differs is the place's.
+            products = [
+                _fixed(row.expand(m, k).contiguous(), weight, b).view(bits)
+                for m in sorted({small, count})
+            ]
+            if not torch.equal(products[-1], products[0][:1].expand(count, n)):
+                return False
+    return True
 
-    A row's bits must not depend on its place in the product. Libraries keep to that in our
-    experience; where one does not, rows are computed one by one.
+
+# What shows an order of addition. ---------------------------------------------------------------
+
+#: Up to so many terms it is looked at whether the probes tell orders apart; more have more power.
+_SEEN = 64
+#: Columns that this is looked at for: they are drawn alike.
+_LOOKED_AT = 256
+#: Probes of a kind, and of a long sum, which has many roundings; all pairs of up to so many terms.
+_PROBES, _FEW_PROBES, _FEW_PAIRS = 24, 6, 8
+
+Probes = tuple[torch.Tensor, torch.Tensor, list[torch.Tensor | None]]
+
+
+def _probes(n: int, k: int, dtype: torch.dtype, bias: bool) -> Iterator[Probes]:
+    """Rows (probes, K), a weight (N, K) and the rows' biases, of three kinds.
+
+    Random operands show whether a product is rounded before it is added. Of two terms that cancel
+    each other, and swallow what is added before they do, the result is the sum of what is added
+    later: taken pair by pair that determines a tree of additions (FPRev; see
+    :func:`roundoff.reductions.order_probes`). Operands that cancel as a whole leave nothing but
+    roundings.
     """
-    small = 8 if dtype.itemsize == 2 else 16
-    x, weight = cancelling(torch.empty(_LARGE, k, dtype=dtype), torch.empty(n, k, dtype=dtype))
-    b = torch.randn(n, generator=torch.Generator().manual_seed(1)).to(dtype) if bias else None
+    generator = torch.Generator().manual_seed(0)
+    draw = partial(torch.randn, generator=generator, dtype=dtype)
+    count = _PROBES if k <= _SEEN else _FEW_PROBES
 
-    def pieces(rows: int, shift: int = 0) -> torch.Tensor:
-        turned = x.roll(shift, 0)
-        made = [_fixed(turned[i : i + rows].clone(), weight, b) for i in range(0, _LARGE, rows)]
-        return torch.cat(made).roll(-shift, 0)
+    def biases(values: torch.Tensor) -> list[torch.Tensor | None]:
+        return [b.contiguous() if bias else None for b in values.expand(-1, n)]
 
-    wanted = pieces(small)
-    if any(not torch.equal(pieces(small, shift), wanted) for shift in range(1, small)):
-        return 1, 1
-    alike = all(torch.equal(pieces(_LARGE, shift), wanted) for shift in (0, 37))
-    return small, _LARGE if alike else small
+    yield draw(count, k), draw(n, k), biases(draw(count, n if bias else 1))
+
+    if k <= _FEW_PAIRS:
+        pairs = list(combinations(range(k + bias), 2))
+    else:
+        pairs = [
+            tuple(torch.randperm(k + bias, generator=generator)[:2].tolist()) for _ in range(count)
+        ]
+    # float16 ends at 2^16, and what is swallowed has to be no subnormal.
+    large, unit = (2.0**15, 2.0**-13) if dtype == torch.float16 else (2.0**60, 1.0)
+    terms = (1 + draw(len(pairs), k + 1).abs() % 1) * unit
+    for row, (i, j) in zip(terms, pairs, strict=True):
+        row[i], row[j] = large, -large
+    terms = torch.cat([terms, terms.new_full((1, k + 1), -0.0)])  # the sign of a sum of zeros
+    yield terms[:, :k], terms.new_ones(n, k), biases(terms[:, k:])
+
+    rows, weight = cancelling(terms.new_empty(count, k), terms.new_empty(n, k))
+    yield rows, weight, biases(terms.new_zeros(count, 1))
+
+
+@cache
+@own_work
+def _tells(n: int, k: int, dtype: torch.dtype, bias: bool) -> bool:
+    """Whether each column of the probes has other bits for each two of a few known orders."""
+    orders: list[list[torch.Tensor]] = []
+    for rows, weight, biases in _probes(n, k, dtype, bias):
+        columns = weight[:_LOOKED_AT]
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        terms = list((rows[:, None].to(wide) * columns.to(wide)).unbind(-1))  # (probes, columns)
+        given = [b[:_LOOKED_AT] for b in biases if b is not None]
+        last = [torch.stack(given).to(wide)] if given else []
+        made = [
+            _added([*terms, *last]),
+            _added([*terms[::-1], *last]),
+            _added([_added(terms[::2]) + _added(terms[1::2]), *last]),
+        ]
+        if last:
+            made.append(_added([*last, *terms]))
+        if dtype == torch.float32:  # of 16 bits a product is exact
+            exact = rows[:, None].double() * columns.double()
+            fused = torch.zeros_like(terms[0])
+            for term in exact.unbind(-1):
+                fused = (fused + term).float()
+            made.append(_added([fused, *last]))
+        orders.append([order.to(dtype) for order in made])
+    return all(
+        bool(torch.cat([a != b for a, b in zip(one, other, strict=True)]).any(0).all())
+        for one, other in combinations(zip(*orders, strict=True), 2)
+    )
+
+
+def _added(terms: list[torch.Tensor]) -> torch.Tensor:
+    return reduce(torch.add, terms)
 
 
 # Under torch.compile and autograd the product is an opaque operator. ----------------------------

@@ -306,8 +306,8 @@ plt.show()
 # ``roundoff.invariant(model)`` replaces the model's products, norms and attention. The new products
 # add in one order, whatever the number of rows. The new attention counts its blocks from the first
 # token that is not padding. The call changes a model in place, so we give it a copy. The other
-# form, ``with roundoff.invariant():``, needs no model: it replaces the operators that the code
-# inside it calls.
+# form, ``with roundoff.invariant():``, is for functions: it replaces the operators that the code
+# inside it calls. A model is right inside it, and slow, since Python intercepts each operator.
 
 fixed = roundoff.invariant(copy.deepcopy(model))
 fixed_text, fixed_logits = ask(fixed, SKY)
@@ -331,16 +331,9 @@ with roundoff.invariant():
 # We time ``generate`` on this machine, in processor time: other programs disturb it less. *from*
 # and *to* are a 95 % interval.
 
-
-def within():
-    with roundoff.invariant():
-        ask(model, SKY, STORY, tokens=4)
-
-
 ways = {
     "torch": lambda: ask(model, SKY, STORY, tokens=4),
     "invariant(model)": lambda: ask(fixed, SKY, STORY, tokens=4),
-    "with invariant()": within,
 }
 times = measure(ways, warmup=1, min_rounds=3, max_rounds=3, clock=time.process_time)
 price = times.ratios().set_index("label")[["ratio", "low", "high"]].rename_axis(None)
@@ -348,8 +341,8 @@ price.round(2).rename(columns={"ratio": "× torch's time", "low": "from", "high"
 
 # %%
 # On a processor the changed model takes longer. The time varies from build to build by more than
-# the interval. Both forms cut a batch into products of one fixed number of rows, filled up with
-# zeros. The context manager also intercepts each operator in Python. With six layers and two texts,
+# the interval. A batch is cut into products of one fixed number of rows, filled up with zeros.
+# With six layers and two texts,
 # :ref:`trainer-sampler` measured :bound:`1.5 <plot_trainer_sampler#price.sampling>` times on two
 # cores of an AMD EPYC.
 #

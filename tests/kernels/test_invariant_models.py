@@ -2,6 +2,8 @@
 
 import contextlib
 import copy
+import threading
+import warnings
 
 import pytest
 import torch
@@ -242,6 +244,37 @@ def test_a_module_that_computes_by_functions_runs_within():
         whole = model(x)
         for rows in (1, 2, 5):
             assert torch.equal(model(x[3 : 3 + rows]), whole[3 : 3 + rows])
+
+
+def test_a_model_within_is_advised_of_the_quicker_way_once():
+    """Not a layer, nor a model that was changed, nor what a changed one computes within."""
+    torch.manual_seed(0)
+    model, x = torch.nn.Sequential(Own(), torch.nn.Linear(64, 8)).to(DEVICE), draw(2, 3, 64)
+    hooks = torch.nn.modules.module._global_forward_pre_hooks
+    with roundoff.invariant() as within:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            model[1](x)
+        with pytest.warns(UserWarning, match=r"Sequential .* roundoff\.invariant\(model\)"):
+            wanted = model(x)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            model(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with within:  # it has said so
+            model(x)
+        changed_one = roundoff.invariant(copy.deepcopy(model))
+        made = changed_one(x)
+        with roundoff.invariant():
+            changed_one(x)
+            assert hooks == {}
+        with roundoff.invariant():
+            thread = threading.Thread(target=lambda: model(x))
+            thread.start()
+            thread.join()
+    assert hooks == {}
+    torch.testing.assert_close(made, wanted)
 
 
 class Product(torch.nn.Module):

@@ -29,12 +29,14 @@ SHARED = [
 ]
 
 
-def one_node(op, n_inputs, itype=TensorProto.FLOAT, out_type=None, shape=None, **attributes):
+def one_node(
+    op, n_inputs, itype=TensorProto.FLOAT, out_type=None, shape=None, opset=20, **attributes
+):
     names = [f"X{i}" for i in range(n_inputs)]
     info = [helper.make_tensor_value_info(n, itype, shape) for n in names]
     out = helper.make_tensor_value_info("Y", out_type or itype, None)
     graph = helper.make_graph([helper.make_node(op, names, ["Y"], **attributes)], "g", info, [out])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
 
 
 @pytest.mark.parametrize("dtype", SHARED, ids=str)
@@ -86,6 +88,13 @@ def test_the_memory_outlives_tensors_and_session():
 def test_types_that_cannot_cross(value):
     with pytest.raises(DtypeError):
         ort.to_ort(value)
+
+
+@pytest.mark.parametrize("onnx_type", [TensorProto.INT4, TensorProto.FLOAT8E4M3FN])
+def test_an_output_that_cannot_cross(onnx_type):
+    made = ort.session(one_node("Cast", 1, out_type=onnx_type, opset=23, to=onnx_type))
+    with pytest.raises(DtypeError, match=r"share.*Cast in the model"):
+        made.run({"X0": torch.ones(2)})
 
 
 def test_a_binding_reads_and_writes_in_place():

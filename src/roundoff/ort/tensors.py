@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ __all__ = ["element", "from_ort", "onnxruntime", "to_ort"]
 
 
 class _Bool:
-    """A bool tensor as OrtValue.from_dlpack takes it: the bytes of uint8, the name of bool."""
+    """A bool tensor as onnxruntime before 1.32 takes it: the bytes of uint8, the name of bool."""
 
     dtype = "bool"
 
@@ -35,6 +36,16 @@ class _Bool:
 
     def __dlpack__(self) -> Any:
         return self.bytes.__dlpack__()
+
+
+@cache
+def _reads_bool() -> bool:
+    """Whether ONNX Runtime reads DLPack's own bool: from 1.32 on, where it ignores the name."""
+    try:
+        made = onnxruntime.OrtValue.from_dlpack(torch.zeros(1, dtype=torch.bool))
+    except RuntimeError:
+        return False
+    return made.data_type() == "tensor(bool)"
 
 
 def to_ort(value: torch.Tensor | np.ndarray) -> onnxruntime.OrtValue:
@@ -73,8 +84,9 @@ def to_ort(value: torch.Tensor | np.ndarray) -> onnxruntime.OrtValue:
         )
     tensor, info = typed.tensor.contiguous(), typed.info
     if info.kind == "bool":
-        return onnxruntime.OrtValue.from_dlpack(_Bool(tensor))
-    if info.kind == "complex" or info.bits < 8 or _is_float8(info):
+        given = tensor if _reads_bool() else _Bool(tensor)
+        return onnxruntime.OrtValue.from_dlpack(given)
+    if info.kind == "complex" or _is_narrow(info):
         raise DtypeError(
             "cannot share such a tensor with ONNX Runtime",
             got=info.name,
@@ -88,6 +100,11 @@ def from_ort(value: onnxruntime.OrtValue) -> torch.Tensor:
 
     Nothing is copied.
 
+    Raises
+    ------
+    DtypeError
+        For strings, and for the types that :func:`to_ort` refuses.
+
     Examples
     --------
     >>> from_ort(to_ort(torch.tensor([True, False])))
@@ -96,14 +113,17 @@ def from_ort(value: onnxruntime.OrtValue) -> torch.Tensor:
     info = element(value.data_type())
     if info is None or info.kind == "string":
         raise DtypeError("not a tensor of numbers", got=value.data_type())
-    if _is_float8(info):
-        raise DtypeError("cannot share such a tensor with torch", got=info.name)
+    if _is_narrow(info):
+        raise DtypeError(
+            "cannot share such a tensor with torch", got=info.name, hint="a Cast in the model"
+        )
     tensor = torch.utils.dlpack.from_dlpack(value)
     return tensor.view(torch.bool) if info.kind == "bool" else tensor
 
 
-def _is_float8(info: DType) -> bool:
-    return info.is_float and info.bits == 8
+def _is_narrow(info: DType) -> bool:
+    """Whether torch and ONNX Runtime do not both give and take this type by DLPack."""
+    return info.kind not in ("bool", "string") and info.bits < (9 if info.is_float else 8)
 
 
 def element(ort_type: str) -> DType | None:

@@ -419,8 +419,8 @@ def test_several_devices_are_refused_by_name() -> None:
         (lambda x: x.clamp(0, 1), torch.tensor([3], dtype=torch.int16), "for Max"),
         (lambda x: x * 2, torch.ones(2).double(), "in float32"),
         (lambda x: x * 2, torch.ones(2).bfloat16(), "bfloat16 on a processor"),
-        (lambda x: x.half() < x, torch.tensor([2049]), "a rounding to float16"),
-        (lambda x: (x * x).int(), torch.tensor([45.3]).half(), "a rounding to float16"),
+        (lambda x: x.half() < x, torch.tensor([2049]), "does not round to float16"),
+        (lambda x: (x * x).int(), torch.tensor([45.3]).half(), "does not round to float16"),
     ],
 )
 def test_without_fallback_what_torch_would_compute_is_refused(

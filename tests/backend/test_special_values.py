@@ -125,8 +125,9 @@ def test_a_number_that_changes(f: Callable[..., torch.Tensor], dynamic: bool | N
     for n, a in enumerate((2, 3, 0.0, -0.0, 0.5, 2)):
         x = draw(2 + n, 2 + n)
         torch.testing.assert_close(run(x, a), f(x, a))
-    # Where an integer changes, Gemm has no attribute for it.
-    assert {name for graph in graphs for name in graph.by_torch} <= {"aten.addmm.default"}
+    # Where an integer changes, Gemm has no attribute for it; of a sum torch rounds once.
+    left = {"aten.addmm.default", "aten.add.Tensor"}
+    assert {name for graph in graphs for name in graph.by_torch} <= left
 
 
 class Scaled(torch.nn.Module):

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from roundoff.errors import UnsupportedError
+from roundoff.errors import RoundoffError, UnsupportedError
 
 from .converter import Converted, Converter, LeftToTorchError
 from .operators import TABLE
@@ -65,11 +65,20 @@ def convert(
     """
     converter = Converter(gm, examples, names, opset)
     for node in gm.graph.nodes:
-        if converter.begin(node):
-            converter.end(node, _written(converter, node, refused))
-            if converter.by_torch and not fallback:
-                (reason,) = set(converter.by_torch.values())
-                raise UnsupportedError(reason, got=str(node.target))
+        try:
+            if converter.begin(node):
+                converter.end(node, _written(converter, node, refused))
+        except RoundoffError:
+            raise
+        except Exception as e:
+            raise UnsupportedError(
+                "an operator that cannot be converted",
+                got=f"{node.target} ({type(e).__name__}: {e})",
+                hint="torch.compiler.disable on the part that holds it breaks the graph there",
+            ) from e
+        if converter.by_torch and not fallback:
+            (reason,) = set(converter.by_torch.values())
+            raise UnsupportedError(reason, got=str(node.target))
     return converter.finish(gm, outputs)
 
 
@@ -99,15 +108,9 @@ def _written(c: Converter, node: torch.fx.Node, refused: Mapping[str, str]) -> A
         )
     reason = refused.get(node.name) or _of_its_types(c, node)
     if reason is None:
-        reason = "no form in ONNX is known to compute the same"
-        write: Any = TABLE.get(node.target)
-        if write is not None:
-            try:
-                result = write(c, node, *node.args, **node.kwargs)
-            except LeftToTorchError as e:
-                result, reason = NotImplemented, str(e)
-            if result is not NotImplemented:
-                return result
+        result, reason = _in_onnx(c, node)
+        if result is not NotImplemented:
+            return result
     schema = getattr(node.target, "_schema", None)
     if schema is not None and schema.is_mutable:
         # Handed copies by a partition, torch would write to them.
@@ -115,6 +118,27 @@ def _written(c: Converter, node: torch.fx.Node, refused: Mapping[str, str]) -> A
     result = by_torch(c, node)
     c.by_torch[str(node.target)] = reason
     return result
+
+
+def _in_onnx(c: Converter, node: torch.fx.Node) -> tuple[Any, str]:
+    """A node's values as the table writes them, or ``NotImplemented`` and why."""
+    write: Any = TABLE.get(node.target)
+    reason = "no form in ONNX is known to compute the same"
+    if write is None:
+        return NotImplemented, reason
+    before = c.mark()
+    try:
+        result = write(c, node, *node.args, **node.kwargs)
+    except (LeftToTorchError, RoundoffError) as e:
+        result, reason = NotImplemented, str(e)
+    except Exception as e:
+        # A writer counts with numbers where a graph may have a symbol (a stride, a number of
+        # groups): what it cannot write torch computes.
+        kind = type(e).__name__
+        result, reason = NotImplemented, f"no form in ONNX for these arguments ({kind}: {e})"
+    if result is NotImplemented:
+        c.back_to(before)
+    return result, reason
 
 
 def _of_its_types(c: Converter, node: torch.fx.Node) -> str | None:
@@ -129,4 +153,6 @@ def _of_its_types(c: Converter, node: torch.fx.Node) -> str | None:
         return "ONNX Runtime holds the scale and the epsilon of an operator in float32"
     if c.on_cpu and any(v.dtype == torch.bfloat16 for v in tensors):
         return "ONNX Runtime has few kernels of bfloat16 on a processor"
+    if c.on_cpu and any(v.dtype == torch.float16 for v in tensors):
+        return "ONNX Runtime does not round to float16 between operators on a processor"
     return None

@@ -218,6 +218,18 @@ class Converter:
         self.current = node.name
         return node.op == "call_function" and not _is_size(node.meta.get("val"))
 
+    def mark(self) -> tuple[int, dict[Any, Any]]:
+        """What is written so far, for :meth:`back_to`."""
+        return len(self._nodes), dict(self._sizes)
+
+    def back_to(self, mark: tuple[int, dict[Any, Any]]) -> None:
+        """Leave out what was written since :meth:`mark`: its operator stays with torch."""
+        written, self._sizes = mark
+        for node in self._nodes[written:]:
+            for i in range(len(node.inputs)):
+                node.replace_input_with(i, None)
+        del self._nodes[written:]
+
     def end(self, node: torch.fx.Node, result: Any) -> None:
         """What was written for a node is its value from now on."""
         self.values[node] = result
@@ -282,6 +294,9 @@ class Converter:
         **attributes: Any,
     ) -> None:
         """A node with outputs that exist already."""
+        for name, attribute in attributes.items():
+            if not _is_known(attribute):
+                raise LeftToTorchError(f"ONNX's {op_type} takes {name} as numbers, not as a size")
         # One left out at the end is not named: onnxruntime 1.31's fusion of a residual with a
         # LayerNormalization reads an empty name as a bias, and ends the process.
         inputs = list(inputs)
@@ -328,10 +343,6 @@ class Converter:
         array = self.array(value)
         if array is not None and array.size <= 64:
             return self.constant(array.astype(dtype.numpy()))
-        whole = value.dtype.is_integer() or dtype.is_integer()
-        if self.on_cpu and whole and ir.DataType.FLOAT16 in (dtype, value.dtype):
-            # It computes float16 in float32, and joins the Cast to it or from it with this one.
-            raise LeftToTorchError("ONNX Runtime leaves out a rounding to float16 beside integers")
         return self.op("Cast", value, dtype=dtype, to=int(dtype))
 
     def constant(self, array: Any) -> ir.Value:
@@ -430,6 +441,13 @@ def dims_of(value: ir.Value) -> list[Dim]:
 def onnx_type(dtype: torch.dtype) -> ir.DataType:
     """torch's type of an element as ONNX's."""
     return ir.DataType(dtype_info(dtype).onnx)
+
+
+def _is_known(attribute: Any) -> bool:
+    """Whether an attribute is a value at conversion: no symbol, nor any of its items."""
+    if isinstance(attribute, (list, tuple)):
+        return all(map(_is_known, attribute))
+    return not isinstance(attribute, (torch.fx.Node, torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
 def _is_size(value: Any) -> bool:

@@ -73,8 +73,8 @@ def onnx_custom_backend(
     fallback : bool
         Whether an operator without an ONNX form, or without a kernel in ONNX Runtime, stays with
         torch, between partitions that ONNX Runtime runs; ``Compiled.by_torch`` says which and why.
-        So do all operators on float64, on complex numbers and, on a CPU, on bfloat16. False raises
-        instead.
+        So do all operators on float64, on complex numbers and, on a CPU, on float16 and bfloat16.
+        False raises instead.
     mode : {"default", "reduce-overhead"}, optional
         As ``torch.compile(model, backend=..., mode=...)`` passes it. "reduce-overhead" records
         CUDA graphs on CUDA and copies their outputs, which *cuda_graph* does not.
@@ -116,8 +116,12 @@ def onnx_custom_backend(
     NaN, ONNX Runtime the bias.
     A zero may have the other sign than eager's where it is a maximum, a minimum or a bound
     (``clamp``, ``relu6``), which ONNX leaves open, and where it is a sum of zeros.
-    On a processor ONNX Runtime computes float16 in float32, and rounds what operators that are left
-    to torch, and the caller, see: what overflows float16 between other operators stays finite.
+    So may ``gelu`` of -0, which is 0 or -0 in torch, as the size of the tensor decides.
+    On a processor float16 and bfloat16 stay with torch. ONNX Runtime computes float16 in float32
+    there, and what overflows between two operators would stay finite. Products in float32 are
+    faster: convert such a model.
+    ``silu`` of numbers below -16 has few digits on a processor, and is 0 below -18, where torch has
+    up to 3e-7. Causal attention may have zeros where a key is NaN, and torch has NaN.
     A program that draws random numbers is not recorded as a CUDA graph: the runs before a recording
     would draw, too.
     TF32 follows torch's switches at each call, whichever of them is set.

@@ -18,6 +18,7 @@ from roundoff.dtypes import dtype_info
 from .editor import MICROSOFT, Dim, Editor, Refusal, both_orders, size_product, static
 from .rule import Rule
 
+_FLOAT = ir.DataType.FLOAT
 BY_KEY = [0, 1, 3, 2]  # (batch, heads, key, head) <-> (batch, heads, head, key)
 BY_TOKEN = (0, 2, 1, 3)  # (batch, heads, sequence, head) <-> (batch, sequence, heads, head)
 
@@ -279,11 +280,18 @@ def _scores(g: Editor, value: ir.Value | None) -> tuple[ir.Value, ir.Value, floa
 
 
 def _unscaled(g: Editor, value: ir.Value | None) -> tuple[ir.Value | None, float]:
-    node = g.node(value, "Mul", "Div")
-    factor = g.scalar(node.inputs[1]) if node is not None else None
-    if node is None or factor is None or g.shape(node.inputs[0]) != g.shape(value):
+    """What *value* was before it was scaled by a number, perhaps in float32, and that number."""
+    ways = (("Mul",), ("Div",), ("Cast", "Mul", "Cast"), ("Cast", "Div", "Cast"))
+    nodes = next((found for ops in ways if (found := g.path(value, *ops))), [])
+    if not nodes or value is None:
         return value, 1.0
-    return node.inputs[0], 1 / factor if node.op_type == "Div" else factor
+    node, before = nodes[len(nodes) // 2], nodes[-1].inputs[0]
+    factor = g.scalar(node.inputs[1])
+    if factor is None or before is None or node.outputs[0].dtype not in (value.dtype, _FLOAT):
+        return value, 1.0
+    if before.dtype != value.dtype or g.shape(before) != g.shape(value):
+        return value, 1.0
+    return before, 1 / factor if node.op_type == "Div" else factor
 
 
 def classify(

@@ -80,11 +80,16 @@ class RmsNorm(Rule):
         if node is None or node.outputs[0].dtype != ir.DataType.FLOAT:
             return None
         x, inverse = node.inputs
-        nodes = g.path(inverse, "Reciprocal", "Sqrt", "Add", "ReduceMean", "Pow")
+        nodes = g.path(inverse, "Reciprocal", "Sqrt", "Add", "ReduceMean")
         if not nodes or x is None:
             return None
-        *_, shifted, mean, square = nodes
-        if square.inputs[0] is not x or g.scalar(square.inputs[1]) != 2:
+        *_, shifted, mean = nodes
+        square = g.node(mean.inputs[0], "Mul", "Pow")
+        if square is None or square.inputs[0] is not x:
+            return None
+        if square.inputs[1] is not x and (
+            square.op_type == "Mul" or g.scalar(square.inputs[1]) != 2
+        ):
             return None
         epsilon, axes = g.scalar(shifted.inputs[1]), mean.inputs[1:]
         last = len(x.shape) - 1 if x.shape is not None else -1

@@ -59,7 +59,9 @@ def _silu(c: Converter, node: Any, x: Any) -> ir.Value:
 
 
 @writes("gelu")
-def _gelu(c: Converter, node: Any, x: Any, approximate: str = "none") -> ir.Value:
+def _gelu(c: Converter, node: Any, x: Any, approximate: str = "none") -> Any:
+    if kind_of(node) == ir.DataType.DOUBLE:
+        return NotImplemented  # ONNX Runtime has it in float32
     if c.opset >= 20:
         return c.op("Gelu", c.tensor(x), approximate=approximate)
     # Opset 20 defines it by these operators. Torch computes 16 bits in float32, too.
@@ -92,11 +94,38 @@ def _to(c: Converter, node: Any, x: Any, *_: Any, **__: Any) -> Any:
     return c.tensor(x, kind_of(node))
 
 
-def _is_wide(x: Any) -> bool:
-    """Whether *x* is a tensor of one number, in float32 or float64."""
-    known = x.meta["val"] if isinstance(x, torch.fx.Node) else x
-    single = isinstance(known, torch.Tensor) and known.dim() == 0
-    return single and known.dtype in (torch.float32, torch.float64)
+#: Types of 16 bits, with which torch computes in float32.
+_SHORT = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+
+def _known(x: Any) -> Any:
+    """A number, or what is known of a node: a fake tensor, or a number of sizes."""
+    return x.meta["val"] if isinstance(x, torch.fx.Node) else x
+
+
+def _is_number(x: Any) -> bool:
+    """Whether an argument is a number of Python's, or one that sizes decide."""
+    return not isinstance(_known(x), torch.Tensor)
+
+
+def _is_other(x: Any, dtype: torch.dtype) -> bool:
+    """Whether *x* is a tensor of one number, of another type that has more digits or range."""
+    known = _known(x)
+    if not isinstance(known, torch.Tensor) or known.dim():
+        return False
+    return known.dtype not in (dtype, torch.bool, torch.uint8, torch.int8)
+
+
+def _is_held(x: Any, kind: ir.DataType) -> bool:
+    """Whether *x* is a tensor, or a number that *kind* holds as float32 does."""
+    known = _known(x)
+    if isinstance(known, torch.Tensor):
+        return True
+    if isinstance(known, torch.SymInt):
+        return False
+    with np.errstate(over="ignore"):
+        single = np.float32(float(known))
+        return bool(np.isnan(single) or single.astype(kind.numpy()).astype(np.float32) == single)
 
 
 def _is_cut(c: Converter, kind: ir.DataType) -> bool:
@@ -106,19 +135,47 @@ def _is_cut(c: Converter, kind: ir.DataType) -> bool:
 
 def _binary(op: str, boolean: str | None = None) -> Callable[..., Any]:
     def write(c: Converter, node: Any, a: Any, b: Any, alpha: Any = 1) -> Any:
-        kind, dtype, factor = kind_of(node), node.meta["val"].dtype, op in ("Mul", "Div")
-        held = fits(alpha, dtype, True) and fits(a, dtype, factor) and fits(b, dtype, factor)
-        if not held or (factor and dtype.itemsize == 2 and (_is_wide(a) or _is_wide(b))):
-            return NotImplemented  # torch has float32 where it multiplies by a single number
-        second = c.tensor(b, kind)
+        kind, dtype, chosen = kind_of(node), node.meta["val"].dtype, op
+        if kind == BOOL:
+            chosen = boolean or op
         if alpha != 1:
-            second = c.op("Mul", second, c.tensor(alpha, kind))
+            if kind.is_floating_point():
+                if isinstance(alpha, torch.fx.Node) or alpha != -1:
+                    return NotImplemented  # torch rounds the product and the sum once
+                chosen = "Sub" if op == "Add" else "Add"
+            elif kind == BOOL or not fits(alpha, dtype):
+                return NotImplemented
         if op in ("Max", "Min") and _is_cut(c, kind):
             return NotImplemented
-        chosen = boolean if kind == BOOL and boolean else op
-        return c.op(chosen, c.tensor(a, kind), second)
+        if kind in _SHORT and op in ("Add", "Sub", "Mul", "Div"):
+            return _in_float32(c, chosen, node, a, b)
+        if not fits(a, dtype) or not fits(b, dtype):
+            return NotImplemented
+        first, second = c.tensor(a, kind), c.tensor(b, kind)
+        if not kind.is_floating_point() and alpha != 1:
+            second = c.op("Mul", second, c.tensor(alpha, kind))
+        return c.op(chosen, first, second)
 
     return write
+
+
+def _in_float32(c: Converter, op: str, node: Any, a: Any, b: Any) -> Any:
+    """An operator of a type of 16 bits beside a number: torch takes the number as a float32.
+
+    The result is rounded once. Where the type holds the number, this is what the operator does
+    without casts.
+    """
+    kind, dtype = kind_of(node), node.meta["val"].dtype
+    if _is_other(a, dtype) or _is_other(b, dtype):
+        return NotImplemented  # torch reads it as float32 where it lies on the processor
+    if _is_held(a, kind) and _is_held(b, kind):
+        return c.op(op, c.tensor(a, kind), c.tensor(b, kind))
+    if not fits(a, torch.float32) or not fits(b, torch.float32):
+        return NotImplemented
+    wide = [
+        c.tensor(x, FLOAT) if _is_number(x) else c.cast(c.tensor(x, kind), FLOAT) for x in (a, b)
+    ]
+    return c.cast(c.op(op, *wide, shape=shape_of(node)), kind)
 
 
 for _name, _op, _boolean in (
@@ -140,12 +197,57 @@ for _name, _op in (
 @writes("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar")
 def _pow(c: Converter, node: Any, a: Any, b: Any) -> Any:
     kind = kind_of(node)
-    if not kind.is_floating_point() and b not in (2, 3):
+    if not isinstance(b, (bool, torch.fx.Node)) and b in _POWERS and kind != BOOL:
+        return _power(c, c.tensor(a, kind), b)
+    if not kind.is_floating_point() or kind in _SHORT:
         return NotImplemented  # ONNX Runtime computes in float64 what torch wraps around
-    if kind != ir.DataType.FLOAT16 and b in (0.5, -0.5) and not isinstance(b, torch.fx.Node):
-        root = c.op("Sqrt", c.tensor(a, kind))  # as torch does: NaN of -inf
-        return root if b == 0.5 else c.op("Reciprocal", root)
+    if any(isinstance(x, torch.fx.Node) and _is_number(x) for x in (a, b)):
+        return NotImplemented  # its value decides how torch computes
+    if _is_number(b) and float(np.float32(b)) != b:
+        return NotImplemented  # of few elements torch takes the exponent in float64
+    if not _is_number(b) and all(size == 1 for size in shape_of(b)):
+        return NotImplemented  # ONNX Runtime multiplies where it finds 2 or 3, torch does not
     return c.op("Pow", c.tensor(a, kind), c.tensor(b, kind))
+
+
+#: Exponents that torch takes apart, and those of integers, which it multiplies.
+_POWERS = (0.5, -0.5, -1, -2, *range(1, 65))
+
+
+def _power(c: Converter, x: ir.Value, exponent: Any) -> Any:
+    """A power of torch's own steps: ONNX Runtime's Pow of one element rounds in other ones.
+
+    Products of integers wrap around; its Pow computes in float64, and saturates.
+    """
+    assert x.dtype is not None
+    if exponent == 1:
+        return x
+    if not x.dtype.is_floating_point():
+        return _product(c, x, int(exponent)) if exponent > 0 else NotImplemented
+    if exponent in (2, 3):
+        return _product(c, x, int(exponent))
+    if x.dtype in _SHORT:
+        return NotImplemented
+    if exponent == 0.5:
+        return c.op("Sqrt", x)  # NaN of -inf
+    if exponent == -0.5:
+        return c.op("Reciprocal", c.op("Sqrt", x))
+    if exponent < 0:
+        return c.op("Reciprocal", _product(c, x, int(-exponent)))
+    return c.op("Pow", x, c.tensor(float(exponent), x.dtype))
+
+
+def _product(c: Converter, x: ir.Value, times: int) -> ir.Value:
+    """x * x * ..., by squares: of integers all orders are equal, and of floats there is one."""
+    result, square = None, x
+    while times:
+        if times % 2:
+            result = square if result is None else c.op("Mul", result, square)
+        times //= 2
+        if times:
+            square = c.op("Mul", square, square)
+    assert result is not None
+    return result
 
 
 def _compared(op: str, negated: bool = False) -> Callable[..., Any]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import json
-import linecache
 import os
 import pickle
 import re
@@ -22,7 +22,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.interpreter import InterpretedFunction
 
-from ..errors import WorkerError
+from ..errors import ArgumentError, WorkerError
 from ._runtime import kernel
 
 __all__ = ["Compile", "compiled_ahead"]
@@ -68,6 +68,8 @@ def compiled_ahead(cases: Iterable[Compile]) -> list[dict[str, Any]]:
 
     Raises
     ------
+    ArgumentError
+        The source of a kernel is not to be found.
     WorkerError
         The compiler failed; its last words are in the message.
 
@@ -101,17 +103,31 @@ class _Pickler(cloudpickle.Pickler):
 
     def reducer_override(self, sent: Any) -> Any:
         if isinstance(sent, (triton.JITFunction, InterpretedFunction)):
-            path, known = sent.fn.__code__.co_filename, sent.fn.__globals__
-            annotations = {n: v for n, v in known.items() if v is tl.constexpr}
-            return _kernel_of, (sent.fn, annotations, path, linecache.getlines(path))
+            try:
+                lines, start = inspect.getsourcelines(sent.fn)
+            except OSError as error:
+                raise ArgumentError(
+                    "a kernel without source",
+                    got=sent.fn.__qualname__,
+                    expected="a function of a file or of a notebook's cell",
+                ) from error
+            annotations = {n: v for n, v in sent.fn.__globals__.items() if v is tl.constexpr}
+            return _kernel_of, (sent.fn, annotations, "\n" * (start - 1) + "".join(lines))
         return super().reducer_override(sent)
 
 
-def _kernel_of(function: Any, annotations: dict[str, Any], path: str, lines: list[str]) -> Any:
-    """The kernel of a function that came without the names in its annotations."""
+def _kernel_of(function: Any, annotations: dict[str, Any], source: str) -> Any:
+    """The kernel of a function that came without its file and the names in its annotations.
+
+    Triton reads the source when it makes the kernel, from a file of this process: that of the
+    caller may be gone, or have other lines by now.
+    """
     function.__globals__.update(annotations)
-    linecache.cache[path] = (0, None, lines, path)
-    return kernel(function)
+    with tempfile.NamedTemporaryFile("w", suffix=".py", encoding="utf-8") as file:
+        file.write(source)
+        file.flush()
+        function.__code__ = function.__code__.replace(co_filename=file.name)
+        return kernel(function)
 
 
 def _compile_cases() -> None:

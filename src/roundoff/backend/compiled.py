@@ -21,7 +21,7 @@ from .converter import reads
 from .outputs import Outputs
 from .program import split_precomputed
 from .runner import Runner
-from .sizes import dims
+from .sizes import dims, evaluate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,7 +187,8 @@ class Compiled:
             return self._outputs.restore([], sizes)
         tensors = args if self._all_tensors else [args[i] for i in self._places]
         if converted.integers:
-            tensors += [torch.tensor([sizes[n]]) for n in converted.integers]
+            numbers = [evaluate(size, sizes) for size in converted.integers.values()]
+            tensors = [*tensors, *(torch.tensor([n]) for n in numbers)]
         if self.inputs is None and self._settings.storage is not None:
             self.inputs = [t.detach() for t in tensors]
         outputs = self._runner(tensors, sizes)

@@ -15,11 +15,15 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from roundoff.errors import UnsupportedError
+from roundoff.errors import RoundoffError, UnsupportedError
 
 from .converter import Converted, Converter, LeftToTorchError
 from .operators import TABLE
 from .others import by_torch
+from .sizes import is_empty
+
+#: How the reason begins why an operator stays with torch for arguments that nobody foresaw.
+UNFORESEEN = "its ONNX form fails for these arguments"
 
 
 def opset_for(gm: torch.fx.GraphModule, processor: str) -> int:
@@ -102,12 +106,18 @@ def _written(c: Converter, node: torch.fx.Node, refused: Mapping[str, str]) -> A
         reason = "no form in ONNX is known to compute the same"
         write: Any = TABLE.get(node.target)
         if write is not None:
+            before = c.state()
             try:
                 result = write(c, node, *node.args, **node.kwargs)
             except LeftToTorchError as e:
                 result, reason = NotImplemented, str(e)
+            except RoundoffError:
+                raise
+            except Exception as e:  # of arguments that no writer foresaw
+                result, reason = NotImplemented, f"{UNFORESEEN}: {type(e).__name__}: {e}"
             if result is not NotImplemented:
                 return result
+            c.forget(before)
     schema = getattr(node.target, "_schema", None)
     if schema is not None and schema.is_mutable:
         # Handed copies by a partition, torch would write to them.
@@ -123,6 +133,8 @@ def _of_its_types(c: Converter, node: torch.fx.Node) -> str | None:
         return None  # which compute nothing
     values = pytree.tree_leaves([n.meta.get("val") for n in (node, *node.all_input_nodes)])
     tensors = [v for v in values if isinstance(v, torch.Tensor)]
+    if _lacks_elements(node):
+        return "without elements ONNX Runtime's kernels leave out terms that torch's add"
     if any(v.is_complex() for v in tensors):
         return "complex numbers have no kernels in ONNX Runtime"
     if any(v.dtype == torch.float64 and v.dim() for v in tensors):  # not a number of Python's
@@ -130,3 +142,16 @@ def _of_its_types(c: Converter, node: torch.fx.Node) -> str | None:
     if c.on_cpu and any(v.dtype == torch.bfloat16 for v in tensors):
         return "ONNX Runtime has few kernels of bfloat16 on a processor"
     return None
+
+
+def _lacks_elements(node: torch.fx.Node) -> bool:
+    """Whether a tensor that a node reads, or that others read of it, has no elements."""
+    made = node.meta["val"]
+    if isinstance(made, (list, tuple)):
+        # A norm that is not in train() has statistics without elements, which nothing reads.
+        made = [made[user.args[1]] for user in node.users if user.users]  # type: ignore[index]
+    # An empty part of a cat adds nothing, and is not written.
+    joins = node.target is torch.ops.aten.cat.default
+    read = [] if joins else [n.meta.get("val") for n in node.all_input_nodes]
+    tensors = pytree.tree_leaves([made, read])
+    return any(is_empty(v) for v in tensors if isinstance(v, torch.Tensor))

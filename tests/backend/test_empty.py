@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_contract import tensors
-from through_backend import compiled
+from through_backend import compiled, tensors
 
 from roundoff.backend.convert import UNFORESEEN
 

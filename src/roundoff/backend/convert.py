@@ -146,7 +146,7 @@ def _of_its_types(c: Converter, node: torch.fx.Node) -> str | None:
 
 def _lacks_elements(node: torch.fx.Node) -> bool:
     """Whether a tensor that a node reads, or that others read of it, has no elements."""
-    made = node.meta["val"]
+    made = node.meta.get("val")
     if isinstance(made, (list, tuple)):
         # A norm that is not in train() has statistics without elements, which nothing reads.
         made = [made[user.args[1]] for user in node.users if user.users]  # type: ignore[index]

@@ -97,7 +97,7 @@ def difference(made: Any, expected: Any) -> str:
             else:
                 assert one == other
     except AssertionError as e:
-        return " ".join(f"{e:.400}".split()) if str(e) else f"{made!r:.200}, {expected!r:.200}"
+        return " ".join(f"{e!s:.400}".split()) if str(e) else f"{made!r:.200}, {expected!r:.200}"
     return ""
 
 

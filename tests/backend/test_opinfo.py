@@ -26,7 +26,15 @@ SHARDS = 8
 UNDEFINED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty",
              "new_empty_strided"}  # fmt: skip
 #: Operators that the backend refuses: why. One that no longer fails is found.
-KNOWN: dict[str, str] = {}
+KNOWN: dict[str, str] = {
+    "as_strided_partial_views": "it reads memory that is not its tensor's",
+    "chalf": "ONNX has no complex32",
+    **dict.fromkeys(
+        ["linalg_cholesky", "linalg_inv", "linalg_ldl_factor", "linalg_lu_factor",
+         "linalg_matrix_power", "linalg_solve", "linalg_tensorinv", "linalg_tensorsolve", "lu"],
+        "a solver's check has an effect, which no graph of ours keeps",
+    ),
+}  # fmt: skip
 #: Operators that have a form in ONNX, and some that pass complex numbers: tried at each change.
 QUICK = {
     "float32": (
@@ -58,7 +66,7 @@ def samples(op: Any, dtype: torch.dtype) -> Iterator[Any]:
     loose = next((s for s, ts in between if not all(t.is_contiguous() for t in ts)), None)
     if loose is not None:
         yield loose
-    elif every:
+    elif every and all(t.layout == torch.strided for t in tensors(every[0].input)):
         yield every[0].noncontiguous()
 
 
@@ -147,7 +155,7 @@ def check(names: list[str], kind: str, most: int | None = None) -> None:
 @pytest.mark.parametrize("kind", QUICK)
 def test_some_operators_are_eagers(kind: str) -> None:
     names = QUICK[kind].split()
-    check([n for n, op in database().items() if op.name in names], kind, most=3)
+    check([n for n, op in database().items() if op.name in names], kind, most=2)
 
 
 @pytest.mark.slow(reason="a quarter of an hour on four cores; some operators are tried each time")

@@ -31,3 +31,8 @@ def compiled(f: Any, *args: Any, **more: Any) -> tuple[Any, list[rb.Compiled]]:
 
 def close(a: Any, b: Any, tolerance: float = 1e-5) -> None:
     torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+
+
+def tensors(tree: Any) -> list[torch.Tensor]:
+    """The tensors in a tree of results or arguments."""
+    return [t for t in torch.utils._pytree.tree_leaves(tree) if isinstance(t, torch.Tensor)]

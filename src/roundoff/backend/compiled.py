@@ -24,7 +24,7 @@ from .converter import Symbol, reads
 from .outputs import Outputs
 from .program import split_precomputed
 from .runner import Runner
-from .sizes import dim, dims, symbols_in
+from .sizes import dim, dims, evaluate, symbols_in
 
 
 @dataclasses.dataclass(frozen=True)
@@ -270,7 +270,8 @@ class Compiled:
             return self._outputs.restore(args, [], sizes)
         tensors = args if self._all_tensors else [args[i] for i in self._places]
         if converted.integers or converted.strided:
-            tensors = [*tensors, *(torch.tensor([sizes[n]]) for n in converted.integers)]
+            numbers = [evaluate(size, sizes) for size in converted.integers.values()]
+            tensors = [*tensors, *(torch.tensor([n]) for n in numbers)]
             tensors += [view(args[i], sizes) for _, i, view in converted.strided]
         if self._cuda and torch_tf32() is not self._tf32:  # dynamo guards one of its switches
             self._tf32 = not self._tf32

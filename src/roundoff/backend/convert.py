@@ -20,6 +20,10 @@ from roundoff.errors import RoundoffError, UnsupportedError
 from .converter import Converted, Converter, LeftToTorchError
 from .operators import TABLE
 from .others import by_torch
+from .sizes import is_empty
+
+#: How the reason begins why an operator stays with torch for arguments that nobody foresaw.
+UNFORESEEN = "its ONNX form fails for these arguments"
 
 
 def opset_for(gm: torch.fx.GraphModule, processor: str) -> int:
@@ -126,7 +130,7 @@ def _in_onnx(c: Converter, node: torch.fx.Node) -> tuple[Any, str]:
     reason = "no form in ONNX is known to compute the same"
     if write is None:
         return NotImplemented, reason
-    before = c.mark()
+    before = c.state()
     try:
         result = write(c, node, *node.args, **node.kwargs)
     except (LeftToTorchError, RoundoffError) as e:
@@ -134,10 +138,9 @@ def _in_onnx(c: Converter, node: torch.fx.Node) -> tuple[Any, str]:
     except Exception as e:
         # A writer counts with numbers where a graph may have a symbol (a stride, a number of
         # groups): what it cannot write torch computes.
-        kind = type(e).__name__
-        result, reason = NotImplemented, f"no form in ONNX for these arguments ({kind}: {e})"
+        result, reason = NotImplemented, f"{UNFORESEEN}: {type(e).__name__}: {e}"
     if result is NotImplemented:
-        c.back_to(before)
+        c.forget(before)
     return result, reason
 
 
@@ -147,6 +150,8 @@ def _of_its_types(c: Converter, node: torch.fx.Node) -> str | None:
         return None  # which compute nothing
     values = pytree.tree_leaves([n.meta.get("val") for n in (node, *node.all_input_nodes)])
     tensors = [v for v in values if isinstance(v, torch.Tensor)]
+    if _lacks_elements(node):
+        return "without elements ONNX Runtime's kernels leave out terms that torch's add"
     if any(v.is_complex() for v in tensors):
         return "complex numbers have no kernels in ONNX Runtime"
     if any(v.dtype == torch.float64 and v.dim() for v in tensors):  # not a number of Python's
@@ -156,3 +161,16 @@ def _of_its_types(c: Converter, node: torch.fx.Node) -> str | None:
     if c.on_cpu and any(v.dtype == torch.float16 for v in tensors):
         return "ONNX Runtime does not round to float16 between operators on a processor"
     return None
+
+
+def _lacks_elements(node: torch.fx.Node) -> bool:
+    """Whether a tensor that a node reads, or that others read of it, has no elements."""
+    made = node.meta.get("val")
+    if isinstance(made, (list, tuple)):
+        # A norm that is not in train() has statistics without elements, which nothing reads.
+        made = [made[user.args[1]] for user in node.users if user.users]  # type: ignore[index]
+    # An empty part of a cat adds nothing, and is not written.
+    joins = node.target is torch.ops.aten.cat.default
+    read = [] if joins else [n.meta.get("val") for n in node.all_input_nodes]
+    tensors = pytree.tree_leaves([made, read])
+    return any(is_empty(v) for v in tensors if isinstance(v, torch.Tensor))

@@ -22,7 +22,7 @@ from roundoff.evaluator.values import to_numpy
 from roundoff.fusion.editor import Dim, fresh_name, reshape_target, static
 
 from .capture import outside
-from .sizes import dim, dims, symbols_of
+from .sizes import dim, dims, known, symbols_of
 from .steps import Kernel
 from .views import Take, numbers, take
 
@@ -65,8 +65,9 @@ class Converted:
         Its inputs, all of them tensors.
     symbols : list of Symbol
         All symbolic sizes that the arguments decide.
-    integers : list of str
-        Symbols that are inputs of the model, after its tensors: int64, one element.
+    integers : dict of str to str
+        Inputs of the model after its tensors, int64 of one element -> the size that each is: a
+        symbol, or an expression that a call evaluates.
     strided : list of (str, int, callable)
         Inputs of the model after those: views of an argument, by its place, that reach beyond its
         own elements, and what takes them.
@@ -85,7 +86,7 @@ class Converted:
     model: onnx.ModelProto
     names: list[str]
     symbols: list[Symbol]
-    integers: list[str]
+    integers: dict[str, str]
     strided: list[tuple[str, int, Take]]
     kernels: dict[str, Kernel]
     by_torch: dict[str, str]
@@ -125,7 +126,7 @@ class Converter:
         self._constants: dict[Any, ir.Value] = {}
         self._sizes: dict[Any, ir.Value] = {}
         self._symbols: list[Symbol] = []
-        self._integers: list[str] = []
+        self._integers: dict[str, str] = {}
         self._strided: list[tuple[str, int, Take]] = []
         self._views_of_inputs: list[ir.Value] = []
         self._places = {p: i for i, p in enumerate(gm.graph.find_nodes(op="placeholder"))}
@@ -142,9 +143,7 @@ class Converter:
             size = dim(example) if isinstance(example, torch.SymInt) else 0
             if isinstance(size, str) and size.isidentifier() and size not in self._sizes:
                 self._names.add(size)
-                self._sizes[size] = ir.val(size, ir.DataType.INT64, [1])
-                self._inputs.append(self._sizes[size])
-                self._integers.append(size)
+                self._integer(size, size)
                 self._symbols.append(Symbol(size, i, None))
 
     def _bind_axes(self, value: ir.Value, argument: int | None) -> None:
@@ -155,6 +154,13 @@ class Converter:
                 self._sizes[name] = (value, axis)
                 if argument is not None:
                     self._symbols.append(Symbol(name, argument, axis))
+
+    def _integer(self, name: str, size: str) -> ir.Value:
+        """A new input of the model: a size, which a call computes."""
+        self._sizes[size] = ir.val(name, ir.DataType.INT64, [1])
+        self._inputs.append(self._sizes[size])
+        self._integers[name] = size
+        return self._sizes[size]
 
     def finish(self, gm: torch.fx.GraphModule, names: Sequence[str]) -> Converted:
         (returned,) = gm.graph.output_node().args
@@ -218,17 +224,19 @@ class Converter:
         self.current = node.name
         return node.op == "call_function" and not _is_size(node.meta.get("val"))
 
-    def mark(self) -> tuple[int, dict[Any, Any]]:
-        """What is written so far, for :meth:`back_to`."""
+    def state(self) -> Any:
+        """What has been written so far, for :meth:`forget`."""
         return len(self._nodes), dict(self._sizes)
 
-    def back_to(self, mark: tuple[int, dict[Any, Any]]) -> None:
-        """Leave out what was written since :meth:`mark`: its operator stays with torch."""
-        written, self._sizes = mark
-        for node in self._nodes[written:]:
+    def forget(self, state: Any) -> None:
+        """Drop the nodes that were written since, and the sizes that they compute."""
+        count, sizes = state
+        kept = {name: self._sizes[size] for name, size in self._integers.items()}
+        self._sizes = sizes | {self._integers[name]: value for name, value in kept.items()}
+        for node in self._nodes[count:]:
             for i in range(len(node.inputs)):
                 node.replace_input_with(i, None)
-        del self._nodes[written:]
+        del self._nodes[count:]
 
     def end(self, node: torch.fx.Node, result: Any) -> None:
         """What was written for a node is its value from now on."""
@@ -281,7 +289,7 @@ class Converter:
     def copy(self, value: ir.Value) -> ir.Value:
         """*value* in memory of its own."""
         self.kernels["own.memory"] = lambda given, _: [given[0].clone()]
-        if value in self.views or value.dtype in (ir.DataType.COMPLEX64, ir.DataType.COMPLEX128):
+        if value in self.views or _is_complex(value):
             return self.op("own.memory", value, domain="roundoff")
         return self.op("Identity", value)
 
@@ -293,10 +301,18 @@ class Converter:
         domain: str = "",
         **attributes: Any,
     ) -> None:
-        """A node with outputs that exist already."""
-        for name, attribute in attributes.items():
-            if not _is_known(attribute):
-                raise LeftToTorchError(f"ONNX's {op_type} takes {name} as numbers, not as a size")
+        """A node with outputs that exist already.
+
+        Raises
+        ------
+        LeftToTorchError
+            An attribute is no number yet, or a value has a type that ONNX Runtime does not take.
+        """
+        symbolic = [k for k, v in attributes.items() if is_symbolic(v)]
+        if symbolic:
+            raise LeftToTorchError(f"{op_type} has no symbolic {symbolic[0]}")
+        if not domain and any(v is not None and _is_complex(v) for v in (*inputs, *outputs)):
+            raise LeftToTorchError("complex numbers have no kernels in ONNX Runtime")
         # One left out at the end is not named: onnxruntime 1.31's fusion of a residual with a
         # LayerNormalization reads an empty name as a bias, and ends the process.
         inputs = list(inputs)
@@ -361,6 +377,8 @@ class Converter:
 
     def ints(self, numbers: Sequence[int]) -> ir.Value:
         """Integers as a constant of one axis."""
+        if is_symbolic(numbers):
+            raise LeftToTorchError("a constant has no symbolic element")
         return self.constant(np.array(numbers, np.int64))
 
     # Sizes
@@ -372,37 +390,38 @@ class Converter:
         known = self._sizes.get(expression)
         if isinstance(known, tuple):
             value, axis = known
+            if _is_complex(value):  # of which ONNX Runtime tells no shape
+                return self._evaluated(expression)
             known = self.op(
                 "Shape", value, shape=[1], dtype=ir.DataType.INT64, start=axis, end=axis + 1
             )
             self._sizes[expression] = known
         if known is None:
-            known = self._sizes[expression] = self._computed(symbols_of(expression))
+            known = self._sizes[expression] = self._computed(symbols_of(expression), expression)
         return known
 
-    def _computed(self, e: Any) -> ir.Value:
+    def _computed(self, e: Any, text: str) -> ir.Value:
+        """An expression of sizes: by nodes, or as an integer that a call evaluates."""
+        if _has_nodes(e):
+            return self._built(e)
+        return self._evaluated(text)
+
+    def _evaluated(self, text: str) -> ir.Value:
+        """A size as an integer that each call evaluates."""
+        if not known(text, {s.name for s in self._symbols}):
+            raise UnsupportedError("a size that no input has", got=text)
+        return self._integer(self._fresh("size"), text)
+
+    def _built(self, e: Any) -> ir.Value:
         if e.is_Integer:
             return self.ints([int(e)])
         if e.is_Symbol:
             if str(e) not in self._sizes:
                 raise UnsupportedError("a size that no input has", got=str(e))
             return self.size(str(e))
-        name = type(e).__name__
-        pairs = {
-            "Add": "Add",
-            "Mul": "Mul",
-            "FloorDiv": "Div",
-            "CleanDiv": "Div",
-            "Mod": "Mod",
-            "PythonMod": "Mod",
-            "Max": "Max",
-            "Min": "Min",
-        }
-        if name not in pairs:
-            raise UnsupportedError("a size that ONNX cannot compute", got=str(e))
-        first, *rest = [self._computed(a) for a in e.args]
+        first, *rest = map(self._built, e.args)
         for other in rest:
-            first = self.op(pairs[name], first, other)
+            first = self.op(_NODES[type(e).__name__], first, other)
         return first
 
     def shape(self, sizes: Sequence[Dim]) -> ir.Value:
@@ -438,16 +457,49 @@ def dims_of(value: ir.Value) -> list[Dim]:
     return [d if isinstance(d, int) else str(d.value) for d in value.shape]
 
 
+def is_symbolic(argument: Any) -> bool:
+    """Whether an argument is a size, or contains one, that is no number yet.
+
+    Examples
+    --------
+    >>> is_symbolic([1, 2]), is_symbolic(None)
+    (False, False)
+    """
+    if isinstance(argument, (list, tuple)):
+        return any(map(is_symbolic, argument))
+    return isinstance(argument, (torch.fx.Node, torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+#: Function in an expression of sizes -> operator of ONNX.
+_NODES = {
+    "Add": "Add",
+    "Mul": "Mul",
+    "FloorDiv": "Div",
+    "CleanDiv": "Div",
+    "Mod": "Mod",
+    "PythonMod": "Mod",
+    "Max": "Max",
+    "Min": "Min",
+}
+
+
+def _has_nodes(e: Any) -> bool:
+    """Whether ONNX computes an expression of sizes as torch does."""
+    if e.is_Integer or e.is_Symbol:
+        return True
+    op = _NODES.get(type(e).__name__)
+    # Div rounds to zero, torch down.
+    rounds = op in ("Div", "Mod") and not all(a.is_nonnegative for a in e.args)
+    return op is not None and not rounds and all(map(_has_nodes, e.args))
+
+
+def _is_complex(value: ir.Value) -> bool:
+    return value.dtype in (ir.DataType.COMPLEX64, ir.DataType.COMPLEX128)
+
+
 def onnx_type(dtype: torch.dtype) -> ir.DataType:
     """torch's type of an element as ONNX's."""
     return ir.DataType(dtype_info(dtype).onnx)
-
-
-def _is_known(attribute: Any) -> bool:
-    """Whether an attribute is a value at conversion: no symbol, nor any of its items."""
-    if isinstance(attribute, (list, tuple)):
-        return all(map(_is_known, attribute))
-    return not isinstance(attribute, (torch.fx.Node, torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
 def _is_size(value: Any) -> bool:

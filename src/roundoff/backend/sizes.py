@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from types import CodeType
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
 import torch
+from torch.fx.experimental.symbolic_shapes import guard_or_false
+from torch.utils._sympy.printers import PythonPrinter
 
 from roundoff.errors import UnsupportedError
 from roundoff.fusion.editor import Dim
@@ -18,6 +22,8 @@ _EXPRESSIONS: dict[str, sympy.Expr] = {}
 
 def dim(size: Any) -> Dim:
     """A size of a fake tensor, or torch's expression of one, as a number or as text.
+
+    The text is an expression of Python's, of all digits: torch prints its guards so.
 
     Examples
     --------
@@ -29,9 +35,14 @@ def dim(size: Any) -> Dim:
     expression = size.node.expr if isinstance(size, torch.SymInt) else size
     if expression.is_Integer:
         return int(expression)
-    text = str(expression)
+    text = _printed(expression)
     _EXPRESSIONS[text] = expression
     return text
+
+
+@functools.lru_cache(maxsize=4096)
+def _printed(expression: sympy.Expr) -> str:
+    return str(PythonPrinter().doprint(expression))
 
 
 def dims(sizes: Sequence[Any]) -> list[Dim]:
@@ -39,18 +50,36 @@ def dims(sizes: Sequence[Any]) -> list[Dim]:
     return [dim(s) for s in sizes]
 
 
+def is_empty(value: torch.Tensor) -> bool:
+    """Whether a fake tensor has no elements.
+
+    Where sizes are symbolic, dynamo guards the answer, and compiles again where it is another.
+    """
+    unknown: list[torch.SymInt] = []
+    for size in value.shape:
+        if not isinstance(size, torch.SymInt):
+            if size == 0:
+                return True
+        elif not size.node.expr.is_positive:
+            unknown.append(size)
+    return any(guard_or_false(size == 0) for size in unknown)
+
+
 def symbols_of(text: str) -> sympy.Expr:
     """The expression that :func:`dim` wrote down."""
     return _EXPRESSIONS[text] if text in _EXPRESSIONS else sympy.Symbol(text)
 
 
-_FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "FloorDiv": lambda a, b: a // b,
-    "CleanDiv": lambda a, b: a // b,
-    "Mod": lambda a, b: a % b,
-    "PythonMod": lambda a, b: a % b,
-    "Max": max,
-    "Min": min,
+#: What the text of an expression may name beside its symbols.
+_NAMES: dict[str, Any] = {
+    "abs": abs,
+    "float": float,
+    "int": int,
+    "math": math,
+    "max": max,
+    "min": min,
+    "round": round,
+    "torch": torch,
 }
 
 
@@ -59,13 +88,22 @@ def _compiled(text: str) -> CodeType:
     return compile(text, "<size>", "eval")
 
 
+@functools.lru_cache(maxsize=4096)
+def _symbols_in(text: str) -> frozenset[str]:
+    """The names in an expression that a call has to bring."""
+    named = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
+    return frozenset(named - set(_NAMES))
+
+
 def evaluate(size: Dim, values: Mapping[str, int]) -> int:
     """A size for the *values* of the symbols.
 
     Examples
     --------
-    >>> evaluate("s0 + 1", {"s0": 4}), evaluate("Max(2, s0)", {"s0": 4}), evaluate(7, {})
+    >>> evaluate("s0 + 1", {"s0": 4}), evaluate("max(2, s0)", {"s0": 4}), evaluate(7, {})
     (5, 4, 7)
+    >>> evaluate("math.trunc(1.3*torch.sym_float(s0))", {"s0": 6})
+    7
     """
     if isinstance(size, int):
         return size
@@ -73,17 +111,11 @@ def evaluate(size: Dim, values: Mapping[str, int]) -> int:
     if known is not None:
         return known
     # The text is torch's own, of an expression of sizes.
-    names = {**_FUNCTIONS, **values}
+    names = {**_NAMES, **values}
     try:
         return int(eval(_compiled(size), {"__builtins__": {}}, names))  # noqa: S307
-    except NameError:  # a function of torch's that is not among ours
-        expression = symbols_of(size)
-    found = expression.xreplace(
-        {s: sympy.Integer(values.get(str(s), 0)) for s in expression.free_symbols}
-    )
-    if not found.is_Integer or not symbols_in(size) <= values.keys():
-        raise UnsupportedError("a size that no input decides", got=size)
-    return int(found)
+    except NameError as error:
+        raise UnsupportedError("a size that no input decides", got=size) from error
 
 
 def symbols_in(size: Dim) -> set[str]:
@@ -101,7 +133,7 @@ def known(size: Dim, values: Mapping[str, int] | set[str]) -> bool:
     """Whether the *values* decide a size."""
     if isinstance(size, int) or size in values:
         return True
-    names = set(_compiled(size).co_names) - set(_FUNCTIONS)
+    names = _symbols_in(size)
     return bool(names) and all(n in values for n in names)
 
 

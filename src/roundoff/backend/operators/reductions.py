@@ -13,7 +13,6 @@ from .table import (
     INT64,
     axis_of,
     constant_of,
-    is_empty,
     kind_of,
     rank_of,
     writes,
@@ -26,8 +25,6 @@ def _reduced(op: str) -> Callable[..., Any]:
     def write(
         c: Converter, node: Any, x: Any, axes: Any = None, keepdim: bool = False, dtype: Any = None
     ) -> Any:
-        if is_empty(x):
-            return NotImplemented
         kind = kind_of(node)
         # ONNX Runtime adds integers in float64: exact up to 2**53, which 32 bits do not add up to.
         short = kind == INT64 and x.meta["val"].dtype not in _LONG
@@ -72,7 +69,7 @@ writes("_log_softmax")(_soft("LogSoftmax"))
 def _layer_norm(
     c: Converter, node: Any, x: Any, shape: Sequence[Any], weight: Any, bias: Any, eps: Any
 ) -> Any:
-    if not _alone(node) or weight is None or is_empty(x):
+    if not _alone(node) or weight is None:
         return NotImplemented
     inputs = [c.tensor(t) if t is not None else None for t in (x, weight, bias)]
     number = constant_of(c, eps)
@@ -99,7 +96,8 @@ def _batch_norm(
     momentum: float,
     eps: float,
 ) -> Any:
-    if weight is None or bias is None or rank_of(x) < 2 or not _alone(node):
+    number = constant_of(c, eps)
+    if weight is None or bias is None or rank_of(x) < 2 or not _alone(node) or number is None:
         return NotImplemented
     inputs = [c.tensor(t) for t in (x, weight, bias, mean, variance)]
-    return [c.op("BatchNormalization", *inputs, epsilon=float(eps)), None, None]
+    return [c.op("BatchNormalization", *inputs, epsilon=number), None, None]

@@ -13,7 +13,7 @@ import torch
 from roundoff.fusion.editor import Dim
 
 from ..converter import Converter, dims_of
-from ..sizes import dim
+from ..sizes import dim, is_empty
 from .table import (
     FLOAT,
     INT64,
@@ -66,14 +66,14 @@ def _slice(
     axis: int = 0,
     start: Any = None,
     end: Any = None,
-    step: int = 1,
+    step: Any = 1,
 ) -> ir.Value:
     value, axis = c.tensor(x), axis_of(axis, rank_of(x))
     start = 0 if start is None else size_of(start)
     end = (1 << 63) - 1 if end is None else size_of(end)
     if step == 1 and (dims_of(value) == shape_of(node) or (start, end) == (0, (1 << 63) - 1)):
         return value
-    bounds = [c.size(start), c.size(end), c.ints([axis]), c.ints([step])]
+    bounds = [c.size(start), c.size(end), c.ints([axis]), c.size(size_of(step))]
     return c.op("Slice", value, *bounds)
 
 
@@ -87,14 +87,11 @@ def _select(c: Converter, node: Any, x: Any, axis: int, index: Any) -> ir.Value:
 
 @writes("cat")
 def _cat(c: Converter, node: Any, tensors: Sequence[Any], axis: int = 0) -> ir.Value:
-    kind, rank = kind_of(node), rank_of(node)
-    # An empty vector beside tensors of more axes counts as nothing.
-    parts = [c.tensor(t, kind) for t in tensors if rank_of(t) == rank]
-    axis = axis_of(axis, rank)
-    parts = [p for p in parts if dims_of(p)[axis] != 0] or parts[:1]
+    # A part without elements adds nothing, whatever its axes: an empty cache before new keys.
+    parts = [c.tensor(t, kind_of(node)) for t in tensors if not is_empty(t.meta["val"])]
     if len(parts) == 1:
         return parts[0]
-    return c.op("Concat", *parts, axis=axis)
+    return c.op("Concat", *parts, axis=axis_of(axis, rank_of(node)))
 
 
 @writes("split.Tensor", "split_with_sizes")

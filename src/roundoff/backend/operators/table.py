@@ -69,11 +69,6 @@ def rank_of(x: Any) -> int:
     return len(x.meta["val"].shape)
 
 
-def is_empty(node: Any) -> bool:
-    """Whether a node's tensor has no elements: ONNX Runtime reduces nothing to 0, torch to NaN."""
-    return 0 in shape_of(node)
-
-
 def on_cpu(node: Any) -> bool:
     """Whether a node's tensor lies on the CPU."""
     return bool(node.meta["val"].device.type == "cpu")

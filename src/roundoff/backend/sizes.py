@@ -28,7 +28,7 @@ def dim(size: Any) -> Dim:
     Examples
     --------
     >>> dim(3), dim(sympy.Symbol("s0") + 1)
-    (3, 's0 + 1')
+    (3, '1 + s0')
     """
     if not isinstance(size, (torch.SymInt, sympy.Expr)):
         return int(size)
@@ -114,8 +114,14 @@ def evaluate(size: Dim, values: Mapping[str, int]) -> int:
     names = {**_NAMES, **values}
     try:
         return int(eval(_compiled(size), {"__builtins__": {}}, names))  # noqa: S307
-    except NameError as error:
-        raise UnsupportedError("a size that no input decides", got=size) from error
+    except NameError:  # a function of torch's that is not among ours
+        expression = symbols_of(size)
+    found = expression.xreplace(
+        {s: sympy.Integer(values.get(str(s), 0)) for s in expression.free_symbols}
+    )
+    if not found.is_Integer or not symbols_in(size) <= values.keys():
+        raise UnsupportedError("a size that no input decides", got=size)
+    return int(found)
 
 
 def symbols_in(size: Dim) -> set[str]:

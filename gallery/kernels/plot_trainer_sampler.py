@@ -414,7 +414,7 @@ for name, one in {"torch": MODEL, "invariant(model)": FIXED}.items():
 #   higher reward over 100 steps with equal bits [#titan]_. With equal bits Thinking Machines
 #   trained with a KL of exactly 0 [#thinking]_.
 # * Both sides need the same processor or GPU, the same number of threads and the same versions.
-#   In float32 both or neither run under ``torch.compile``, which has other functions of one element.
+#   In float32 both or neither run under ``torch.compile``, whose cosines and sines differ.
 # * ``invariant(model)`` changes models of PyTorch. A sampler such as vLLM has kernels of its own.
 #   vLLM and TorchTitan were made to agree bit for bit, and that run took 2.4 times as long
 #   [#titan]_. SGLang reports an overhead of 34 % on average for its deterministic mode; the earlier

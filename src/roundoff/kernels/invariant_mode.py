@@ -53,8 +53,9 @@ def invariant(model: Any = None) -> Any:
     a product and an addition together for some shapes and apart for others. The call sets
     ``torch._inductor.config.emulate_precision_casts``, for the whole process, so that they are
     rounded apart. In float32 a compiled model has the property, and other bits than the uncompiled
-    one (a Qwen3 differs by 3e-6): inductor has functions of one element and fused sums of its own.
-    A trainer and a sampler have to be compiled both, or neither. What no kernel of ours replaces, such as the experts of a mixture, runs within
+    one: inductor has a cosine and a sine of its own for the rotary embedding (logits of a Qwen3
+    differ by up to 3e-6). A trainer and a sampler have to be compiled both, or neither.
+    What no kernel of ours replaces, such as the experts of a mixture, runs within
     ``with roundoff.invariant()``, which breaks a compiled graph; ``model.invariant_places`` names
     what was done to which module. Code around the model is not changed: a loss, a sampling of
     tokens.

@@ -192,6 +192,35 @@ def test_norms_are_told_apart_and_functions_have_gradients():
         assert torch.autograd.gradcheck(ours, (x,))
 
 
+class OwnRMSNorm(torch.nn.Module):
+    """With an epsilon by another name, and added to the mean square or to its root."""
+
+    def __init__(self, to_root, epsilon):
+        super().__init__()
+        self.weight, self.to_root, self.epsilon = (
+            torch.nn.Parameter(torch.ones(64)),
+            to_root,
+            epsilon,
+        )
+
+    def forward(self, x):
+        square = x.float().pow(2).mean(-1, keepdim=True)
+        root = square.sqrt() + self.epsilon if self.to_root else (square + self.epsilon).sqrt()
+        return (x.float() / root * self.weight).to(x.dtype)
+
+
+@pytest.mark.parametrize("to_root", [False, True])
+@pytest.mark.parametrize("epsilon", [1e-6, 1e-3])
+def test_a_norm_with_another_epsilon_keeps_its_values(to_root, epsilon):
+    """It shows in small rows alone."""
+    norm, x = OwnRMSNorm(to_root, epsilon).to(DEVICE), draw(5, 64)
+    assert invariant_model._kind_of(norm) is None
+    changed_one = roundoff.invariant(copy.deepcopy(norm))
+    assert changed_one.invariant_places.within == [""]
+    for scale in (1, 1e-3, 1e-6):
+        torch.testing.assert_close(changed_one(x * scale), norm(x * scale), rtol=1e-5, atol=0)
+
+
 def test_hooks_of_a_function_of_one_element_run_once():
     """Those of the module, and those of all modules."""
     x, seen = draw(3, 64), []

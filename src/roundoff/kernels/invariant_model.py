@@ -323,7 +323,10 @@ def _kind_of(module: torch.nn.Module) -> str | None:
     if len(list(module.parameters())) != 1:
         return None
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(64, len(weight), generator=generator).to(weight.device, torch.bfloat16)
+    x = torch.randn(64, len(weight), generator=generator)
+    # Of numbers near 1 another epsilon, or one that is added to the root, would not show.
+    x = x * torch.exp2(-(torch.arange(64) % 32))[:, None]
+    x = x.to(weight.device, torch.bfloat16)
     probe = torch.nn.Parameter(torch.randn(len(weight), generator=generator).to(x))
     before = module.weight
     with torch.no_grad():

@@ -206,6 +206,7 @@ class Runner:
         # Weights are too many to look at one by one: one comparison says that none has moved.
         still = self._addresses(args) == self._lay
         settled = self._bound and self._epoch == _epoch and still
+        self._bound = False  # should the call be refused, or the run fail
         if not settled:
             self._look(args)
         if self._packs and self._changed(args, settled):
@@ -226,7 +227,6 @@ class Runner:
         inputs = list(self._arranged([*args, *self._packed]))
         if copied:
             inputs = [materialized(t) for t in inputs]
-        self._bound = False  # should the run fail
         outputs = (self._cuda_graph or self.program).run(inputs, sizes, settled)
         self._bound = True
         for more, places in self._raised.items():

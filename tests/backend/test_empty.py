@@ -139,10 +139,15 @@ EMPTY: dict[str, tuple[Callable[..., Any], Callable[[int, int, int], tuple[Any, 
 }
 
 
+OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("sizes", [(0, 3, 4), (3, 0, 4), (3, 4, 0)], ids=str)
 @pytest.mark.parametrize("name", EMPTY)
 def test_without_elements_results_are_eagers(name: str, sizes: tuple[int, int, int]) -> None:
+    if name == "attention" and sizes[2] == 0 and OLD:
+        pytest.skip("eager attention without heads ends the process in torch before 2.13")
     f, make = EMPTY[name]
     torch.manual_seed(0)
     inputs = make(*sizes)

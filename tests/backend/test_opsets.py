@@ -86,7 +86,9 @@ def test_gelu_by_its_definition(approximate: str, dtype: torch.dtype) -> None:
     got = run(x)
     assert got.dtype == dtype
     near = {"rtol": 1e-3 if dtype == torch.float16 else 1e-5, "atol": 1e-6}
-    torch.testing.assert_close(got, eager, equal_nan=True, **near)
+    # On some processors eager gives NaN of infinity.
+    sane = torch.where(eager.isnan() & x.isinf(), truth.to(dtype), eager)
+    torch.testing.assert_close(got, sane, equal_nan=True, **near)
     finite = truth.isfinite()
     torch.testing.assert_close(got[finite].double(), truth[finite], **near)
     if "aten.gelu.default" not in graphs[0].by_torch:

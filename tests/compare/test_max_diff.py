@@ -68,7 +68,8 @@ def test_against_exact_arithmetic(pair: tuple[Any, Any]) -> None:
     assert found["zeros"] == missed
     assert found["rel"] == (math.inf if missed else found["rel_nonzero"])
     assert found["differ"] == sum(s > 0 for s in sizes)
-    assert found["rep"] == {key: sum(s > float(key[1:]) for s in sizes) for key in KEYS}
+    # Differences are taken in float64: one that is hardly above a threshold may be rounded to it.
+    assert found["rep"] == {key: sum(float(s) > float(key[1:]) for s in sizes) for key in KEYS}
     if found["argm"] is not None:
         at = found["argm"]
         assert (found["expected"], found["got"]) == (float(e[at]), float(g[at]))

@@ -163,8 +163,20 @@ def _of_its_types(c: Converter, node: torch.fx.Node) -> str | None:
     return None
 
 
+#: What hands its tensor on, or a part of it: no kernel computes.
+_PASSING = [
+    torch.ops.aten.alias.default,
+    torch.ops.aten.clone.default,
+    torch.ops.aten.detach.default,
+    torch.ops.aten.lift_fresh_copy.default,
+    torch.ops.aten.slice.Tensor,
+]
+
+
 def _lacks_elements(node: torch.fx.Node) -> bool:
     """Whether a tensor that a node reads, or that others read of it, has no elements."""
+    if node.target in _PASSING:
+        return False
     made = node.meta.get("val")
     if isinstance(made, (list, tuple)):
         # A norm that is not in train() has statistics without elements, which nothing reads.

@@ -147,6 +147,8 @@ def _binary(op: str, boolean: str | None = None) -> Callable[..., Any]:
                 return NotImplemented
         if op in ("Max", "Min") and _is_cut(c, kind):
             return NotImplemented
+        if op == "Div" and not c.on_cpu and _is_on_processor(b):
+            return _times_reciprocal(c, node, a, b)
         if kind in _SHORT and op in ("Add", "Sub", "Mul", "Div"):
             return _in_float32(c, chosen, node, a, b)
         if not fits(a, dtype) or not fits(b, dtype):
@@ -157,6 +159,31 @@ def _binary(op: str, boolean: str | None = None) -> Callable[..., Any]:
         return c.op(chosen, first, second)
 
     return write
+
+
+def _is_on_processor(x: Any) -> bool:
+    """Whether an argument is a number, or a tensor of one number that lies on the processor."""
+    known = _known(x)
+    return not isinstance(known, torch.Tensor) or (not known.dim() and known.device.type == "cpu")
+
+
+def _times_reciprocal(c: Converter, node: Any, a: Any, b: Any) -> Any:
+    """A quotient by a number, as torch computes it on CUDA: times the reciprocal, in float32.
+
+    Its kernel is ``div_true_kernel_cuda``, in ATen's ``BinaryDivTrueKernel.cu``.
+    """
+    kind = kind_of(node)
+    if _is_other(b, node.meta["val"].dtype) or not fits(b, torch.float32):
+        return NotImplemented
+    if isinstance(b, torch.fx.Node):
+        reciprocal = c.op("Reciprocal", c.tensor(b, FLOAT))
+    else:
+        with np.errstate(divide="ignore", over="ignore"):
+            reciprocal = c.constant(np.float32(1) / np.array(b, np.float32))
+    if kind == FLOAT:
+        return c.op("Mul", c.tensor(a, kind), reciprocal)
+    wide = c.cast(c.tensor(a, kind), FLOAT)
+    return c.cast(c.op("Mul", wide, reciprocal, shape=shape_of(node)), kind)
 
 
 def _in_float32(c: Converter, op: str, node: Any, a: Any, b: Any) -> Any:

@@ -98,7 +98,7 @@ NAMED: dict[str, Case] = {
         returned=("b + 1",),
     ),
     "inputs that overlap elsewhere at each call": case(
-        TABLE, ("t0[c % 3]", "t0[c % 3:, c:c + 3]"), "a.mul_(2)", returned=("b + 1", "b[0]", "a")
+        TABLE, ("t0[c % 3]", "t0[c % 3:, c:c + 3]"), "a.mul_(2)", returned=("b + 1", "a * 1")
     ),
     "an operator that is called copy, and a copy": case(
         TABLE, ("t0[c % 3:]",), "a.view(-1)[1] = 9", "v = a.clone()", returned=("v", "v.flatten()")
@@ -115,7 +115,7 @@ NAMED: dict[str, Case] = {
 def test_a_fact_is_that_of_the_call(name: str, dynamic: bool | None, device: str) -> None:
     count = Count()
     check(NAMED[name], dynamic, count, device)
-    assert not count.refused
+    assert count.equal == CALLS, count
 
 
 @pytest.mark.gpu
@@ -188,6 +188,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--mode", choices=("default", "reduce-overhead"))
+    parser.add_argument("--whole", action="store_true", help="print cases as they were drawn")
     parser.add_argument("--case", type=Path, help="a file with what was printed")
     chosen = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -198,7 +199,11 @@ def main() -> int:
             check(found, dynamic, device=chosen.device, mode=chosen.mode)
         return 0
     count, cases, failures = search(
-        chosen.seed, chosen.minutes * 60, device=chosen.device, mode=chosen.mode
+        chosen.seed,
+        chosen.minutes * 60,
+        device=chosen.device,
+        mode=chosen.mode,
+        shrink=not chosen.whole,
     )
     print("\n".join(count.examples))
     print(f"seed {chosen.seed}: {cases} cases of {CALLS} calls, {len(failures)} failures; {count}")

@@ -140,19 +140,29 @@ class Seen:
     """What a call did: facts that are compared as they are, and numbers."""
 
     facts: list[Any]
-    numbers: list[torch.Tensor]
+    #: Whose they are (a result, an input, a table), and the numbers.
+    numbers: list[tuple[str, torch.Tensor]]
 
     def differs(self, other: Seen) -> str:
-        """In words where two calls are not the same; else empty."""
+        """In words where two calls are not the same; else empty. The kind stands before a colon."""
         for i, (mine, its) in enumerate(zip(self.facts, other.facts, strict=False)):
             if mine != its and its != ("gaps",):  # which are left out
-                return f"fact {i}: {mine} where eager has {its}"
+                return f"fact, {_unlike(mine, its)}: number {i}, {mine} where eager has {its}"
         if len(self.facts) != len(other.facts):
-            return "another number of results"
-        for i, (x, y) in enumerate(zip(self.numbers, other.numbers, strict=True)):
+            return "another number of results: "
+        for i, ((who, x), (_, y)) in enumerate(zip(self.numbers, other.numbers, strict=True)):
             if not torch.allclose(x, y, rtol=1e-5, atol=1e-6, equal_nan=True):
-                return f"numbers {i}: {x.tolist()} where eager has {y.tolist()}"
+                return f"numbers of {who}: number {i}, {x.tolist()} where eager has {y.tolist()}"
         return ""
+
+
+def _unlike(mine: tuple[Any, ...], its: tuple[Any, ...]) -> str:
+    """Which kind of fact it is, and which of its parts is another."""
+    if mine[0] != its[0] or len(mine) != len(its):
+        return f"{mine[0]} for {its[0]}"
+    return " ".join(
+        [str(its[0]), *(str(i) for i, (m, t) in enumerate(zip(mine, its, strict=True)) if m != t)]
+    )
 
 
 def seen(f: Callable[..., Any], case: Case, call: int, device: str) -> tuple[Seen, list[Any]]:
@@ -160,7 +170,7 @@ def seen(f: Callable[..., Any], case: Case, call: int, device: str) -> tuple[See
     tables, inputs = case.arguments(call, device)
     results = f(*inputs)
     facts: list[Any] = []
-    numbers: list[torch.Tensor] = []
+    numbers: list[tuple[str, torch.Tensor]] = []
     known = [*tables, *(i for i in inputs if isinstance(i, torch.Tensor))]
     before = len(known)
     at = [storage(t) for t in known]
@@ -181,14 +191,14 @@ def seen(f: Callable[..., Any], case: Case, call: int, device: str) -> tuple[See
             facts.append(("strides", strides(x)))
         else:
             facts.append(("gaps",))
-        numbers.append(plain(x))
+        numbers.append(("a result", plain(x)))
         known.append(x)
         at.append(storage(x))
     for x in inputs:
         if isinstance(x, torch.Tensor):
             facts.append(("input", tuple(x.shape), strides(x), x.storage_offset()))
-            numbers.append(plain(x))
-    numbers += map(plain, tables)
+            numbers.append(("an input", plain(x)))
+    numbers += [("a table", plain(t)) for t in tables]
     return Seen(facts, numbers), [r for r in results if isinstance(r, torch.Tensor)]
 
 
@@ -201,9 +211,11 @@ class Count:
     """How many calls were the same as eager's, and what else they were."""
 
     equal: int = 0
-    aot: int = 0
+    #: Calls that are ``aot_eager``'s and not eager's: what differs from eager -> how many.
+    aot: dict[str, int] = dataclasses.field(default_factory=dict)
     refused: dict[str, int] = dataclasses.field(default_factory=dict)
-    skipped: int = 0
+    #: Calls that end with an error that no user is meant to see, here and in ``aot_eager``.
+    skipped: dict[str, int] = dataclasses.field(default_factory=dict)
     examples: list[str] = dataclasses.field(default_factory=list, repr=False)
 
 
@@ -270,13 +282,24 @@ def as_aot(
     for call in range(calls):
         try:
             standard, _ = seen(run, case, call, device)
-        except Exception:  # aot_eager refuses the program
-            count.skipped += 1
+        except Exception as e:  # aot_eager refuses the program: an answer has to be eager's
+            if call in wrong and call in ours:
+                left[call] = f"{wrong[call]}; aot_eager: {type(e).__name__}"
+            elif call in wrong:
+                said = f"{wrong[call].split(':')[0]}, aot_eager {type(e).__name__}"
+                count.skipped[said] = count.skipped.get(said, 0) + 1
+                if count.skipped[said] <= 2:
+                    said = f"neither runs, dynamic={dynamic}, call {call}: {wrong[call]}"
+                    count.examples.append(f"{said[:300]}\nand aot_eager: {str(e)[:300]}\n{case}")
             continue
         if call not in wrong:
             continue
         if call in ours and not ours[call].differs(standard):
-            count.aot += 1
+            reason = wrong[call].split(":")[0]
+            count.aot[reason] = count.aot.get(reason, 0) + 1
+            if count.aot[reason] <= 3:
+                said = f"as aot_eager, dynamic={dynamic}, call {call}, {wrong[call]}"
+                count.examples.append(f"{said}\n{case}")
         else:
             left[call] = wrong[call]
     return left
@@ -338,10 +361,30 @@ WRITES = (
 )
 
 
+#: Of a brief program: inputs that lie elsewhere at each call, of one size or of several.
+SLIDING = (
+    *("{t}[c % 3]", "{t}[c % 3:c % 3 + 1]", "{t}[c % 2:]", "{t}[c % 2:c % 2 + 2]", "{t}"),
+    *("{t}[..., c % 3:c % 3 + 3]", "{t}[..., c:c + 2]", "{t}[c % 3][None]", "{t}.mT[c % 2:]"),
+    *("{t}[c % 3, c % 2:]", "{t}[..., c % 2::2]", "{t}.flatten()[c:c + 6]", "{t}[c % 3, 1]"),
+)
+#: What it returns: parts of an input that a number cuts, and what is computed beside them.
+CUT = (
+    *("{x}[:{n}]", "{x}[-{n}:]", "{x}[{n}:]", "{x}[..., :{n}]", "{x}[..., -{n}:]", "{x}[{n}]"),
+    *("{x}.narrow({d}, 0, {n})", "{x}.narrow({d}, {n}, 1)", "{x}.unfold({d}, {n}, 1)"),
+    *("{x}.expand({n}, *{x}.shape)", "{x}.expand({n}, *{x}.shape[1:])", "{x}.split({n}, {d})[0]"),
+    *("{x}[:1].expand({n}, *{x}.shape[1:])", "{x}.as_strided(({n}, 2), (1, 1))", "{x}.mT"),
+    *("{x}", "{x}[..., 0]", "{x}.diagonal()", "{x}.conj()", "{x}.imag", "{x}.conj().imag"),
+)
+BESIDE = (
+    *("{x} * 2", "{x} + 1", "{x}.relu()", "{x}.sum()", "{x} + {x}", "-{x}", "{x}.clone()"),
+    *("{x}.imag * 2", "{x}.conj().imag + 1", "{x}.conj().imag * {x}.real", "{x}.mT + 1"),
+)
+
+
 def draw(rng: random.Random) -> Case:
-    """A case that eager can run."""
+    """A case that eager can run: a brief one as often as a long one."""
     while True:
-        case = _draw(rng)
+        case = (_brief if rng.random() < 0.5 else _draw)(rng)
         if case is not None:
             return case
 
@@ -354,6 +397,42 @@ def _runs(case: Case) -> bool:
     except Exception:
         return False
     return True
+
+
+def _brief(rng: random.Random) -> Case | None:
+    """Parts of inputs that lie elsewhere at each call, cut by a number, returned as they are."""
+    table = f"base({rng.choice(TABLES)}, {rng.choice(TYPES)!r})"
+    case = Case((table,), (), (), ())
+    for _ in range(rng.choice((1, 1, 1, 2))):
+        text = rng.choice(SLIDING).format(t="t0")
+        case = dataclasses.replace(case, inputs=(*case.inputs, text))
+    if not _runs(case):
+        return None
+    tensors = list(case.names)
+    numbers = ["1", "2"]
+    if rng.random() < 0.8:
+        case = dataclasses.replace(case, inputs=(*case.inputs, rng.choice(NUMBERS)))
+        numbers = [case.names[-1]]
+
+    def drawn(pool: Sequence[str]) -> str:
+        text = rng.choice(pool).format(
+            x=rng.choice(tensors), y=rng.choice(tensors), n=rng.choice(numbers), d=rng.choice("01")
+        )
+        return text.replace("ONE", f"torch.tensor([1], device={tensors[0]}.device)")
+
+    if rng.random() < 0.4:
+        case = dataclasses.replace(case, body=(drawn(WRITES),))
+    for pool in (CUT, rng.choice((CUT, BESIDE, BESIDE)), rng.choice((CUT, BESIDE)))[
+        : rng.randint(1, 3)
+    ]:
+        for _ in range(20):
+            more = dataclasses.replace(case, returned=(*case.returned, drawn(pool)))
+            if _runs(more):
+                case = more
+                break
+        else:
+            return None
+    return case
 
 
 def _draw(rng: random.Random) -> Case | None:
@@ -454,20 +533,22 @@ def search(
     """Draw cases for a while: what was counted, how many cases there were, and what failed."""
     logging.disable(logging.CRITICAL)  # of what aot_eager refuses, too
     count, failures, at = Count(), [], 0
-    end = time.monotonic() + seconds
+    begin = time.monotonic()
+    end = begin + seconds
     while time.monotonic() < end and (most is None or at < most):
         case = draw(random.Random(f"{seed}/{at}"))
         at += 1
         try:
             check(case, dynamic := DYNAMIC[at % len(DYNAMIC)], count, device, **options)
         except DifferenceError as e:
-            said = f"seed {seed}/{at - 1}, {e}"
+            after = f"case {at}, seed {seed}/{at - 1}, after {time.monotonic() - begin:.0f} s"
+            said = f"{after}, {e}"
             if shrink:
                 case = smaller(case, functools.partial(_fails, dynamic, device, options))
                 try:
                     check(case, dynamic, Count(), device, **options)
                 except DifferenceError as less:
-                    said = f"seed {seed}/{at - 1}, {less}"
+                    said = f"{after}, {less}"
             failures.append(said)
             print(said, flush=True)
             if stop:

@@ -422,9 +422,8 @@ def _brief(rng: random.Random) -> Case | None:
 
     if rng.random() < 0.4:
         case = dataclasses.replace(case, body=(drawn(WRITES),))
-    for pool in (CUT, rng.choice((CUT, BESIDE, BESIDE)), rng.choice((CUT, BESIDE)))[
-        : rng.randint(1, 3)
-    ]:
+    pools = [CUT, rng.choice((CUT, BESIDE, BESIDE)), rng.choice((CUT, BESIDE))]
+    for pool in pools[: rng.randint(1, 3)]:
         for _ in range(20):
             more = dataclasses.replace(case, returned=(*case.returned, drawn(pool)))
             if _runs(more):

@@ -103,6 +103,15 @@ NAMED: dict[str, Case] = {
     "an operator that is called copy, and a copy": case(
         TABLE, ("t0[c % 3:]",), "a.view(-1)[1] = 9", "v = a.clone()", returned=("v", "v.flatten()")
     ),
+    "complex numbers, cut by their own size": case(
+        COMPLEX.replace("(3, 4)", "(6 + c,)"),
+        ("t0",),
+        *("v = a.tensor_split(3, -1)[1]", "v.masked_fill_(v == v, 2)"),
+        returned=("v.unflatten(0, (-1, 1))", "a[v.shape[0]:] * a.shape[0]"),
+    ),
+    "windows that reach each element": case(
+        TABLE, ("t0[c % 2:]",), "a.unfold(1, 5, 5).add_(1)", returned=("a[1:]", "a * 2")
+    ),
     "another view of what it was": case(
         TABLE, ("t0[c % 2:]",), "a.t_()", returned=("a", "a[1:]", "a * 2")
     ),
@@ -179,6 +188,20 @@ def test_a_write_to_elements_that_lie_in_one_place_is_refused(both: bool) -> Non
     with pytest.raises(UnsupportedError, match="in one place"):
         run(whole.unfold(0, 2, 1), whole if both else torch.ones(2))
     assert torch.equal(whole, torch.arange(6.0)), "nothing was written"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dynamic", [True, False])
+@pytest.mark.parametrize(("size", "step"), [(2, 2), (2, 3)])
+def test_windows_that_leave_elements_out_are_not_written(
+    size: int, step: int, dynamic: bool
+) -> None:
+    """PyTorch's own capture writes zeros between them, and behind the last."""
+    run = through(lambda x: (x.unfold(0, size, step)[:1].add_(1), x * 2), dynamic=dynamic)
+    whole = torch.arange(7.0)
+    with pytest.raises(UnsupportedError, match=r"unfold.*narrow"):
+        run(whole)
+    assert torch.equal(whole, torch.arange(7.0)), "nothing was written"
 
 
 def main() -> int:

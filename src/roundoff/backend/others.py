@@ -18,7 +18,24 @@ from .views import chain, folded, materialized, memory
 
 _STRIDED = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_scatter.default)
 
+_UNFOLDED = torch.ops.aten.unfold_backward.default
+
 _FOLDED = "a write to a view of which several elements lie in one place"
+_SCATTERED = "a write through unfold() that does not reach each element once"
+
+
+def reaches_all(shape: Sequence[int], axis: int, size: int, step: int) -> bool:
+    """Whether each element of a tensor lies in one window of ``unfold``, and in one alone.
+
+    What a graph makes of a write to the windows is 0 in all others.
+
+    Examples
+    --------
+    >>> reaches_all((6,), 0, 2, 2), reaches_all((7,), 0, 2, 2), reaches_all((6,), 0, 2, 1)
+    (True, False, False)
+    """
+    count = shape[axis] if shape else 1
+    return count in (0, size) or (step == size and count % step == 0)
 
 
 def _laid(order: tuple[int, ...]) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -92,9 +109,11 @@ def by_torch(c: Converter, node: torch.fx.Node) -> Any:
             arguments[i] = int(given[place])
         if strided:
             arguments[0] = restored(arguments[0])
-            if scatters and folded(*pytree.tree_unflatten(arguments, spec)[0][2:4]):
-                raise UnsupportedError(_FOLDED, hint="clone() it")
         args, kwargs = pytree.tree_unflatten(arguments, spec)
+        if strided and scatters and folded(*args[2:4]):
+            raise UnsupportedError(_FOLDED, hint="clone() it")
+        if target is _UNFOLDED and not reaches_all(*args[1:5]):
+            raise UnsupportedError(_SCATTERED, hint="write to narrow() of it first")
         made = target(*args, **kwargs)  # type: ignore[operator]
         listed = [made] if single else list(made)
         return [materialized(listed[i].to(dtype)) for i, dtype in kinds]

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import views
@@ -177,6 +178,22 @@ def test_an_overlap_that_the_traced_call_had_not_is_refused(dynamic: bool | None
     with pytest.raises(UnsupportedError, match=r"overlaps another.*clone"):
         run(whole[:6], whole[3:])
     assert torch.equal(whole, torch.arange(9.0)), "nothing was written"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_arrays_of_numpy_that_overlap_are_refused(dynamic: bool) -> None:
+    """Each has a storage of its own, so that PyTorch's own capture takes them for apart."""
+    run = through(lambda x, y: (x.mul_(2), y + 1)[1], dynamic=dynamic)
+    for begin in (6, 3, 7, 2, 0):
+        whole = np.arange(13, dtype=np.float32)
+        x, y = torch.from_numpy(whole[1:7]), torch.from_numpy(whole[begin : begin + 6])
+        if begin == 7:
+            assert torch.equal(run(x, y), y + 1), "side by side"
+            continue
+        with pytest.raises(UnsupportedError, match=r"overlaps another.*clone"):
+            run(x, y)
+        assert (whole == np.arange(13)).all(), "nothing was written"
 
 
 @torch.no_grad()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 import math
 import operator
 import threading
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnx
 import torch
@@ -107,6 +108,24 @@ class Unwritten:
 _version = operator.attrgetter("_version")
 
 
+class Memory(NamedTuple):
+    """Bytes, from an address to another, in which some inputs lie."""
+
+    begin: int
+    end: int
+    places: list[int]
+
+
+_begin = operator.attrgetter("begin")
+
+
+def _span(tensor: torch.Tensor, place: int) -> tuple[int, int, int]:
+    """Where a tensor's memory begins and ends, and which input it is."""
+    storage = tensor.untyped_storage()
+    begin = storage.data_ptr()
+    return begin, begin + storage.nbytes(), place
+
+
 class Runner:
     """A model and its weights as last read, run on the arguments of a call.
 
@@ -184,8 +203,8 @@ class Runner:
         self._changing = {*self._written, *(i for many in self._raised.values() for i in many)}
         loose = [i for i in self._loose if i in self._tensors]
         self._apart = loose if self._changing else []
-        #: Where the memory of steady inputs begins -> those that lie in it.
-        self._memories: dict[int, list[int]] = {}
+        #: The memories of steady inputs, in their order.
+        self._memories: list[Memory] = []
         self._lock = threading.Lock()
         self._cuda_graph: CudaGraphProgram | None = None
         if record:
@@ -247,33 +266,43 @@ class Runner:
         if self._changing:
             loose = {*self._apart}
             steady = [i for i in self._tensors if i not in loose]
-            self._memories = self._keep_apart(args, steady, {})
+            self._memories = self._keep_apart(args, steady, ())
 
     def _keep_apart(
-        self, args: Sequence[Any], places: Sequence[int], others: Mapping[int, list[int]]
-    ) -> dict[int, list[int]]:
+        self, args: Sequence[Any], places: Sequence[int], others: Sequence[Memory]
+    ) -> list[Memory]:
         """Refuse inputs that overlap one that is written, which none did in the traced call.
 
         What the graph reads was read before the write, or after it: that is no longer known.
+        Arrays of NumPy that overlap come in storages of their own: addresses are compared.
 
         Returns
         -------
-        dict
-            Where the memory of these inputs begins -> those that lie in it, as *others* is.
+        list of Memory
+            Those in which these inputs lie, in their order, as *others* are.
         """
-        found: dict[int, list[int]] = {}
-        for i in places:
-            at = args[i].untyped_storage().data_ptr()
-            near = [*found.get(at, ()), *others.get(at, ())]
-            for k in near:
-                written = i in self._changing or k in self._changing
-                if written and overlap(args[i], args[k]):
-                    raise UnsupportedError(
-                        "an input that is written, and overlaps another, as it did not before",
-                        hint="clone() one of them, or torch._dynamo.reset() before the call",
-                    )
-            found.setdefault(at, []).append(i)
+        found: list[Memory] = []
+        for begin, end, i in sorted([_span(args[i], i) for i in places]):
+            if found and begin < found[-1].end:
+                last = found[-1]
+                self._refuse_overlap(args, i, last.places)
+                found[-1] = Memory(last.begin, max(end, last.end), [*last.places, i])
+            else:
+                found.append(Memory(begin, end, [i]))
+            at = bisect.bisect_left(others, end, key=_begin) if others else 0
+            while at and others[at - 1].end > begin:
+                at -= 1
+                self._refuse_overlap(args, i, others[at].places)
         return found
+
+    def _refuse_overlap(self, args: Sequence[Any], i: int, near: Sequence[int]) -> None:
+        for k in near:
+            written = i in self._changing or k in self._changing
+            if written and overlap(args[i], args[k]):
+                raise UnsupportedError(
+                    "an input that is written, and overlaps another, as it did not before",
+                    hint="clone() one of them, or torch._dynamo.reset() before the call",
+                )
 
     def _write_back(self, args: Sequence[Any], values: Sequence[torch.Tensor]) -> None:
         """Copy what was not written where it lies."""

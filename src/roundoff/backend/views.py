@@ -8,6 +8,7 @@ torch's own operators.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -125,7 +126,7 @@ def folded(shape: Sequence[int], stride: Sequence[int]) -> bool:
 
 
 def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether an element of *a* lies where one of *b* does; both lie in one memory.
+    """Whether an element of *a* lies where one of *b* does.
 
     Examples
     --------
@@ -133,24 +134,32 @@ def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
     >>> overlap(table[:, :3], table[:, 3:]), overlap(table[1], table[:, 2])
     (False, True)
     """
-    (low, high), (first, last) = _bytes(a), _bytes(b)
-    if not a.numel() or not b.numel() or high <= first or last <= low:
+    if not a.numel() or not b.numel():
         return False
-    begin = min(low, first)
-    marks = torch.zeros(max(high, last) - begin, dtype=torch.bool)
-    _of_bytes(marks, a, low - begin).fill_(True)
-    return bool(_of_bytes(marks, b, first - begin).any())
+    return _meet(b.data_ptr() - a.data_ptr(), _laid(a), _laid(b))
 
 
-def _bytes(tensor: torch.Tensor) -> tuple[int, int]:
-    """Where a tensor's memory begins and ends."""
-    last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-    begin = tensor.data_ptr()
-    return begin, begin + (last + 1) * tensor.element_size()
+#: Sizes, and strides in bytes; the last is an element's bytes.
+_Laid = tuple[tuple[int, ...], tuple[int, ...]]
 
 
-def _of_bytes(marks: torch.Tensor, tensor: torch.Tensor, begin: int) -> torch.Tensor:
-    """The bytes of a tensor among those of its memory."""
+def _laid(tensor: torch.Tensor) -> _Laid:
     size = tensor.element_size()
-    strides = [*(s * size for s in tensor.stride()), 1]
-    return marks.as_strided([*tensor.shape, size], strides, begin)
+    return (*tensor.shape, size), (*(s * size for s in tensor.stride()), 1)
+
+
+@functools.lru_cache(1024)  # at the next call they mostly lie to each other as they did
+def _meet(apart: int, a: _Laid, b: _Laid) -> bool:
+    """Whether a byte of *a* is one of *b*, which begins so many bytes *apart* from it."""
+    high, last = _length(a), apart + _length(b)
+    if high <= apart or last <= 0:
+        return False
+    begin = min(0, apart)
+    marks = torch.zeros(max(high, last) - begin, dtype=torch.bool)
+    marks.as_strided(*a, -begin).fill_(True)
+    return bool(marks.as_strided(*b, apart - begin).any())
+
+
+def _length(laid: _Laid) -> int:
+    """From its first byte to its last."""
+    return 1 + sum((n - 1) * s for n, s in zip(*laid, strict=True))

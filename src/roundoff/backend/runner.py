@@ -108,15 +108,12 @@ class Unwritten:
 _version = operator.attrgetter("_version")
 
 
-class Memory(NamedTuple):
-    """Bytes, from an address to another, in which some inputs lie."""
+class Memories(NamedTuple):
+    """Memories that do not overlap, in their order: where they begin and end, what lies in each."""
 
-    begin: int
-    end: int
-    places: list[int]
-
-
-_begin = operator.attrgetter("begin")
+    begins: list[int]
+    ends: list[int]
+    places: list[list[int]]
 
 
 def _span(tensor: torch.Tensor, place: int) -> tuple[int, int, int]:
@@ -203,8 +200,8 @@ class Runner:
         self._changing = {*self._written, *(i for many in self._raised.values() for i in many)}
         loose = [i for i in self._loose if i in self._tensors]
         self._apart = loose if self._changing else []
-        #: The memories of steady inputs, in their order.
-        self._memories: list[Memory] = []
+        #: Where steady inputs lie.
+        self._memories = Memories([], [], [])
         self._lock = threading.Lock()
         self._cuda_graph: CudaGraphProgram | None = None
         if record:
@@ -266,11 +263,9 @@ class Runner:
         if self._changing:
             loose = {*self._apart}
             steady = [i for i in self._tensors if i not in loose]
-            self._memories = self._keep_apart(args, steady, ())
+            self._memories = self._keep_apart(args, steady, Memories([], [], []))
 
-    def _keep_apart(
-        self, args: Sequence[Any], places: Sequence[int], others: Sequence[Memory]
-    ) -> list[Memory]:
+    def _keep_apart(self, args: Sequence[Any], places: Sequence[int], others: Memories) -> Memories:
         """Refuse inputs that overlap one that is written, which none did in the traced call.
 
         What the graph reads was read before the write, or after it: that is no longer known.
@@ -278,22 +273,24 @@ class Runner:
 
         Returns
         -------
-        list of Memory
-            Those in which these inputs lie, in their order, as *others* are.
+        Memories
+            Those in which these inputs lie.
         """
-        found: list[Memory] = []
+        begins, ends, found = Memories([], [], [])
         for begin, end, i in sorted([_span(args[i], i) for i in places]):
-            if found and begin < found[-1].end:
-                last = found[-1]
-                self._refuse_overlap(args, i, last.places)
-                found[-1] = Memory(last.begin, max(end, last.end), [*last.places, i])
-            else:
-                found.append(Memory(begin, end, [i]))
-            at = bisect.bisect_left(others, end, key=_begin) if others else 0
-            while at and others[at - 1].end > begin:
+            at = bisect.bisect_left(others.begins, end)
+            while at and others.ends[at - 1] > begin:
                 at -= 1
-                self._refuse_overlap(args, i, others[at].places)
-        return found
+                self._refuse_overlap(args, i, others.places[at])
+            if ends and begin < ends[-1]:
+                self._refuse_overlap(args, i, found[-1])
+                found[-1].append(i)
+                ends[-1] = max(end, ends[-1])
+            else:
+                begins.append(begin)
+                ends.append(end)
+                found.append([i])
+        return Memories(begins, ends, found)
 
     def _refuse_overlap(self, args: Sequence[Any], i: int, near: Sequence[int]) -> None:
         for k in near:

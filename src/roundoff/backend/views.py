@@ -84,14 +84,22 @@ def _step(node: torch.fx.Node) -> Take:
         if isinstance(x, torch.fx.Node) and x is not source
     }
 
+    if at == [0] and not symbolic and index is None:  # mostly, and the quickest
+        rest, options = node.args[1:], node.kwargs
+        return lambda tensor, sizes: target(tensor, *rest, **options)
+    flat = not node.kwargs and leaves == list(node.args)
+
     def step(tensor: torch.Tensor, sizes: Mapping[str, int]) -> Any:
         given = list(leaves)
         for i in at:
             given[i] = tensor
         for i, size in symbolic.items():
             given[i] = evaluate(size, sizes)
-        args, kwargs = pytree.tree_unflatten(given, spec)
-        made = target(*args, **kwargs)
+        if flat:
+            made = target(*given)
+        else:
+            args, kwargs = pytree.tree_unflatten(given, spec)
+            made = target(*args, **kwargs)
         return made if index is None else made[index]
 
     return step

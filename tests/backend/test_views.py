@@ -135,6 +135,30 @@ def test_a_fact_is_that_of_the_call_in_a_cuda_graph(name: str) -> None:
     check(NAMED[name], None, device="cuda", mode="reduce-overhead")
 
 
+JOINED = {
+    "a select": (lambda a, b: (b.add_(1), b[..., 0])[1], lambda t, c: (t, t.flatten()[c : c + 6])),
+    "a slice": (lambda a, b: (a.relu_(), b[..., -2:])[1], lambda t, c: (t[c], t[c, c:])),
+    "of what is not written": (
+        lambda a, b: (b.fill_(2), a[..., 0])[1],
+        lambda t, c: (t[c], t.mT[c:]),
+    ),
+}
+
+
+@pytest.mark.parametrize("dynamic", DYNAMIC)
+@pytest.mark.parametrize("name", JOINED)
+def test_a_view_of_inputs_that_share_what_is_written_is_refused(
+    name: str, dynamic: bool | None
+) -> None:
+    """AOTAutograd takes it where the input began in the traced call: aot_eager is wrong, too."""
+    f, inputs = JOINED[name]
+    run = torch.compile(f, backend="roundoff", dynamic=dynamic)
+    for c in range(3):
+        given = inputs(torch.arange(60.0).reshape(5, 12), c)
+        with torch.no_grad(), pytest.raises(UnsupportedError, match="shares memory"):
+            run(*given)
+
+
 def test_the_search_finds_nothing() -> None:
     """A minute of it, always the same cases; an hour is run before a release."""
     count, cases, failures = search(seed=0, seconds=60, shrink=False)

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import (
     _disable_current_modes,
 )
 
+from .outputs import is_joined
 from .views import memory
 
 # Functionalisation takes a product with a weight apart into views and a two-axis product, and
@@ -127,7 +128,7 @@ def guard_offsets(tensors: Mapping[Any, torch.Tensor], gm: torch.fx.GraphModule)
         AOTAutograd's.
     """
     places = gm.graph.find_nodes(op="placeholder")
-    if not any("BaseAOTInput" in type(place.meta.get("desc")).__name__ for place in places):
+    if not any(map(is_joined, places)):
         return
     count = collections.Counter(map(memory, tensors.values()))
     for source, value in tensors.items():

@@ -62,6 +62,11 @@ def aliases(metadata: Any, inputs: int, outputs: int) -> list[Alias | None]:
     return nothing
 
 
+def is_joined(place: torch.fx.Node) -> bool:
+    """Whether AOTAutograd made this input of several that share memory, of which one is written."""
+    return "BaseAOTInput" in type(place.meta.get("desc")).__name__
+
+
 class Outputs:
     """Change a graph to return contiguous tensors of memory of their own, and undo it after.
 
@@ -100,6 +105,13 @@ class Outputs:
             if node.target is COPY and node.args[0] in self._places:
                 self._written.setdefault(node.args[1], []).append(self._places[node.args[0]])
         known = aliases(metadata, len(places), len(returned))  # type: ignore[arg-type]
+        joined = [i for i, node in enumerate(places) if is_joined(node)]
+        if any(alias and alias.place in joined for alias in known):
+            # AOTAutograd itself takes the view where the input began in the traced call.
+            raise UnsupportedError(
+                "a view of an input that shares memory with one that is written",
+                hint="return clone() of the view, or hand in tensors that share no memory",
+            )
         self.numbers: list[Any] = []
         self._nodes: list[torch.fx.Node] = []
         self._orders: list[tuple[int, ...] | None] = []

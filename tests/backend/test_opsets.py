@@ -87,9 +87,9 @@ def test_gelu_by_its_definition(approximate: str, dtype: torch.dtype) -> None:
     assert got.dtype == dtype
     near = {"rtol": 1e-3 if dtype == torch.float16 else 1e-5, "atol": 1e-6}
     # On some processors eager gives NaN of infinity.
-    sane = torch.where(eager.isnan() & x.isinf(), truth.to(dtype), eager)
-    torch.testing.assert_close(got, sane, equal_nan=True, **near)
-    finite = truth.isfinite()
+    sane = ~(eager.isnan() & x.isinf())
+    torch.testing.assert_close(got[sane], eager[sane], equal_nan=True, **near)
+    finite = truth.isfinite() & sane
     torch.testing.assert_close(got[finite].double(), truth[finite], **near)
     if "aten.gelu.default" not in graphs[0].by_torch:
         assert {n.op_type for n in graphs[0].exported.graph.node} & {"Erf", "Tanh"}

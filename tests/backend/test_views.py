@@ -136,7 +136,10 @@ def test_a_fact_is_that_of_the_call_in_a_cuda_graph(name: str) -> None:
 
 
 JOINED = {
-    "a select": (lambda a, b: (b.add_(1), b[..., 0])[1], lambda t, c: (t, t.flatten()[c : c + 6])),
+    "a select": (
+        lambda a, b: (b.add_(1), (b[..., 0], a + 1))[1],
+        lambda t, c: (t, t.flatten()[c : c + 6]),
+    ),
     "a slice": (lambda a, b: (a.relu_(), b[..., -2:])[1], lambda t, c: (t[c], t[c, c:])),
     "of what is not written": (
         lambda a, b: (b.fill_(2), a[..., 0])[1],

@@ -122,6 +122,7 @@ def onnx_custom_backend(
     faster: convert such a model.
     ``silu`` of numbers below -16 has few digits on a processor, and is 0 below -18, where torch has
     up to 3e-7. Causal attention may have zeros where a key is NaN, and torch has NaN.
+    On CUDA a subnormal result of ``sigmoid`` may be 0.
     A program that draws random numbers is not recorded as a CUDA graph: the runs before a recording
     would draw, too.
     TF32 follows torch's switches at each call, whichever of them is set.

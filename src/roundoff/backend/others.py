@@ -44,6 +44,13 @@ def _laid(order: tuple[int, ...]) -> Callable[[torch.Tensor], torch.Tensor]:
     return lambda tensor: tensor.permute(order).contiguous().permute(back)
 
 
+def leaves_of(node: torch.fx.Node) -> dict[int, torch.Tensor]:
+    """The fake tensors among the arguments of a node, by their place in the flat list."""
+    leaves, _ = pytree.tree_flatten((node.args, node.kwargs))
+    values = {i: x.meta.get("val") for i, x in enumerate(leaves) if isinstance(x, torch.fx.Node)}
+    return {i: value for i, value in values.items() if isinstance(value, torch.Tensor)}
+
+
 def by_torch(c: Converter, node: torch.fx.Node) -> Any:
     """A step that calls the operator in torch, on the tensors where they lie."""
     leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
@@ -99,12 +106,20 @@ def by_torch(c: Converter, node: torch.fx.Node) -> Any:
     # What reads the result counts on the type that torch foretold, and a few operators return
     # another: a norm in train() its new statistics in float16, foretold in float32.
     kinds = [(i, examples[i].dtype) for i in kept]
+    # A single number of the processor's is a float32 to torch; on the GPU it would be cast first.
+    single_numbers = [
+        i
+        for i, x in leaves_of(node).items()
+        if i in tensors and not c.on_cpu and x.dim() == 0 and x.device.type == "cpu"
+    ]
     target, strided = node.target, node.target in _STRIDED
 
     def run(given: Sequence[Any], _: dict[str, Any]) -> list[torch.Tensor]:
         arguments = list(leaves)
         for i, place in tensors.items():
             arguments[i] = given[place]
+        for i in single_numbers:
+            arguments[i] = arguments[i].cpu()
         for i, place in integers.items():
             arguments[i] = int(given[place])
         if strided:
